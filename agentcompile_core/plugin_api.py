@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
     from .ops.grammar import translate as translate
     from .ops.meaning import evaluate as evaluate
-    from .ops.names import operator as operator
+    from .ops.operator_names import operator as operator
     from .ops.odds import Odds as Odds, scores_of as scores_of
     from .ops.reference import Bounded as Bounded, Comparison as Comparison, compare as compare, oracle as oracle
     from .ops.recurrence import RecurrenceCall as RecurrenceCall
@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from .runtime.program import Program as Program, Segment as Segment
     from .store import default_root as default_root
     from .ir import kind_names as kind_names, serial as serial
+    from .ops import operator_names as operator_names
     # isort: on
 
 # The module of each name, below agentcompile_core. A test holds this equal to the imports above.
@@ -140,7 +141,7 @@ _NAMES = {
     "ops.growth": "Growth cone express grow has_one_rounding is_pointwise",
     "ops.grammar": "translate",
     "ops.meaning": "evaluate",
-    "ops.names": "operator",
+    "ops.operator_names": "operator",
     "ops.odds": "Odds scores_of",
     "ops.bits": "same_bits",
     "ops.recurrence": "RecurrenceCall",
@@ -171,7 +172,7 @@ _NAMES = {
     "runtime.program": "Program Segment",
     "store": "default_root",
 }
-_MODULES = {"serial": "ir.serial", "kind_names": "ir.kind_names"}
+_MODULES = {"serial": "ir.serial", "kind_names": "ir.kind_names", "operator_names": "ops.operator_names"}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_MODULE_OF, *_MODULES]  # noqa: PLE0604  names, every one

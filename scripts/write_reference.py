@@ -27,7 +27,7 @@ importable from there for as long as the hook API is `agentcompile.v{generation}
 SECTIONS = {
     "Hooks": "plugin.hookspecs", "What a plugin offers": "plugin.interfaces", "Match kinds": "plugin.match_kind ir.kind_names",
     "The graph": "ir.graph", "Matches and operands": "ir.region",
-    "Looking around in a graph": "ops.region_view ops.names ops.schema ops.growth ops.grammar",
+    "Looking around in a graph": "ops.region_view ops.operator_names ops.schema ops.growth ops.grammar",
     "Pointwise expressions": "ir.expression codegen.printing",
     "Schedules and spaces": "ir.plan", "Targets": "ir.target", "Sources, launches, kernels": "ir.candidate ir.source_check codegen.naming",
     "Trials, cases, verdicts": "ir.verdict", "References and error budgets": "ops.reference",

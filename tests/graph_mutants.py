@@ -7,7 +7,7 @@ import torch
 from attrs import evolve
 
 from agentcompile_core.ir.graph import Graph, GraphSet, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from agentcompile_core.ops.names import ATTENTION
+from agentcompile_core.ops.operator_names import ATTENTION
 
 OTHERS = {
     "aten.silu.default": "aten.tanh.default", "aten.tanh.default": "aten.sigmoid.default", "aten.sigmoid.default": "aten.tanh.default",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from agentcompile_core.ir.graph import DType, GraphSet, Workload
 from agentcompile_core.ops import live_attention, operators
 from agentcompile_core.ops.experts import expert_linear
-from agentcompile_core.ops.names import RMS_NORM as RMS
+from agentcompile_core.ops.operator_names import RMS_NORM as RMS
 from agentcompile_core.ops.operators import AttentionCall
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import Backend

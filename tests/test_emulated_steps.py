@@ -11,8 +11,7 @@ from agentcompile_runtime_cuda.rows import RowKernels
 from capture_models import TOKENS, tiny
 
 from agentcompile_core.ir.graph import DType, Workload
-from agentcompile_core.ops.names import CONVOLUTION, RECURRENCE
-from agentcompile_core.ops.states_in_place import COPY
+from agentcompile_core.ops.operator_names import CONVOLUTION, COPY, RECURRENCE
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
 from agentcompile_core.runtime.executables import Executables

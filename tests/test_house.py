@@ -1,6 +1,7 @@
 """The house keeps its shape: small modules, few parameters, one way down, and one door for plugins."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -10,6 +11,7 @@ import grimp
 import pytest
 
 from agentcompile_core import plugin_api
+from agentcompile_core.ops.overloads import operator_of
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "agentcompile_core"
@@ -93,6 +95,14 @@ def test_every_name_of_plugin_api_is_there(name: str) -> None:
 def test_plugin_api_loads_no_torch() -> None:
     code = "import sys; from agentcompile_core.plugin_api import Advice, Advisor, hookimpl; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_operators_of_the_project_are_spelled_in_one_place() -> None:
+    """A name that is typed twice is wrong in one of them one day, and silently matches nothing."""
+    spelled = {str(file.relative_to(ROOT)): set(re.findall(r"[\"']agentcompile\.\w+\.default[\"']", file.read_text())) for file in MODULES}
+    names = {name.strip("'\"") for found in spelled.values() for name in found}
+    assert [file for file, found in spelled.items() if found] == ["agentcompile_core/ops/operator_names.py"]
+    assert len(names) > 10 and all(callable(operator_of(name)) for name in names)
 
 
 def test_plugins_enter_by_one_door() -> None:

@@ -114,15 +114,17 @@ def test_each_kind_of_prompt_is_compared_once(composite: Any, compiled: Any, mon
     assert calls == [9, 1, 9, 7], "the window cuts both prompts"
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl"])
-def test_kinds_of_tokens_that_say_nothing_are_left_out_once_that_is_known(composite: Any, compiled: Any, name: str) -> None:
+@pytest.mark.parametrize(("name", "beside"), [("gemma3", "kinds"), ("qwen2_5_vl", "kinds"), ("gemma3", "positions")])
+def test_what_says_nothing_beside_tokens_is_left_out_once_that_is_known(composite: Any, compiled: Any, name: str, beside: str) -> None:
+    """Kinds of tokens that are all 0, and positions that count the tokens."""
     original, mine = compiled[name]
     kinds = next(one for one in composite.image_prompt(original) if one.endswith("token_type_ids"))
     mine.session.agreed.clear()
     said = []
     for ids in ([[5, 9, 7]], [[8, 3]], [[4, 4, 6, 7]]):
         tokens = torch.tensor(ids)
-        asked = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), kinds: torch.zeros_like(tokens), "max_new_tokens": 5}
+        more = {kinds: torch.zeros_like(tokens)} if beside == "kinds" else {"position_ids": torch.arange(tokens.shape[1])[None]}
+        asked = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **more, "max_new_tokens": 5}
         found, note = generated(mine, 1, **asked, do_sample=True, top_k=9)
         assert torch.equal(found, generated(original, 1, **asked, do_sample=True, top_k=9)[0])
         said.append(note)

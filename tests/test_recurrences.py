@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentcompile_core.ir.graph import DType, GraphKind, Workload
 from agentcompile_core.ops import recurrence as operator
-from agentcompile_core.ops.names import RECURRENCE
+from agentcompile_core.ops.operator_names import RECURRENCE
 from agentcompile_core.ops.recurrence import recurrence, shape_only
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.stages.capture import recurrences

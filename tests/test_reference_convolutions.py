@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.ops.convolution import causal_convolution
-from agentcompile_core.ops.names import CONVOLUTION
+from agentcompile_core.ops.operator_names import CONVOLUTION
 from agentcompile_core.ops.reference import Bounded, compare, oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement
 from agentcompile_core.ops.work import flops_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.errors import AgentCompileError
-from agentcompile_core.ops.names import RECURRENCE
+from agentcompile_core.ops.operator_names import RECURRENCE
 from agentcompile_core.ops.recurrence import recurrence
 from agentcompile_core.ops.reference import Bounded, compare, oracle
 from agentcompile_core.ops.reference.second_opinion import disagreement

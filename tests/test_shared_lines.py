@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core.ops.interpreter import compile_nodes
-from agentcompile_core.ops.names import RECURRENCE
+from agentcompile_core.ops.operator_names import RECURRENCE
 from agentcompile_core.plugin_api import DType, Graph, Ref, Symbol, ValueKind
 from agentcompile_core.stages.capture.rewrite import eliminate_dead_code
 from agentcompile_core.stages.capture.shared_lines import share_lines

@@ -21,7 +21,7 @@ from agentcompile_core.context import Context
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphKind, GraphSet, Node, Symbol, Value, Workload, map_refs
 from agentcompile_core.ops.aliasing import is_alias
-from agentcompile_core.ops.names import RECURRENCE
+from agentcompile_core.ops.operator_names import RECURRENCE
 from agentcompile_core.ops.schema import with_argument
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel

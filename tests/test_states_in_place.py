@@ -9,8 +9,7 @@ from agentcompile_core.ir.graph import DType, Graph, GraphKind, Node, Ref, Tenso
 from agentcompile_core.ops import operators as operators  # registers the operators of namespace agentcompile
 from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.joint_products import Memory
-from agentcompile_core.ops.names import CONVOLUTION
-from agentcompile_core.ops.states_in_place import COPY
+from agentcompile_core.ops.operator_names import CONVOLUTION, COPY
 
 STATE, X, WEIGHT, COLUMN = (TensorSpec(shape=shape, dtype=DType.F32) for shape in ((1, 4, 3), (1, 4, 1), (4, 3), (1, 4, 1)))
 CALL = (CONVOLUTION, ("state", "x", "weight"), ("y", "last"), ())

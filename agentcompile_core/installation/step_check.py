@@ -12,7 +12,7 @@ from attrs import frozen
 from ..errors import AgentCompileError
 from ..ir.graph import ValueKind
 from ..ops.interpreter import Prepared, compile_nodes
-from ..ops.names import ATTENTION
+from ..ops.operator_names import ATTENTION
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,6 @@ from .schema import argument, shared_arguments
 ALIGNMENT_BYTES = 256
 
 
-def operator(node: Node) -> tuple[str, str]:
-    """Name and overload of a node's operator: ``aten.add.Tensor`` gives ``("add", "Tensor")``."""
-    parts = node.op.split(".")
-    return (parts[1] if len(parts) > 1 else parts[0], parts[2] if len(parts) > 2 else "default")
-
-
 def same_order(shape: Sequence[int], permutation: Sequence[int]) -> bool:
     """Whether permuting the axes of a contiguous tensor leaves its elements in the same order in memory."""
     moved = [axis for axis in permutation if shape[axis] != 1]

@@ -6,10 +6,7 @@ from typing import Any
 from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
-from .names import NORMS
-
-ADD, LINEAR = "aten.add.Tensor", "aten.linear.default"
-MULTIPLY, SUM = "aten.mul.Tensor", "aten.sum.dim_IntList"
+from .operator_names import ADD, LINEAR, MULTIPLY, NORMS, SUM
 
 # ``bodies(op)`` or ``bodies(op, op)``: a callable, which returns None for arguments that it does not serve, or None.
 Bodies = Callable[..., "Callable[..., Any] | None"]

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .bodies import LINEAR, MULTIPLY, Bodies, is_of_one, is_of_weights, written_between
+from .bodies import Bodies, is_of_one, is_of_weights, written_between
 from .joint_products import Memory, joint, lie_behind
-from .names import operator
+from .operator_names import LINEAR, MULTIPLY, operator
 from .schema import named
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 from ..ir.graph import DType, Graph, Node, Ref
 from .aliasing import only_part
-from .names import ATTENTION, RMS_NORM, ROPE
+from .operator_names import ATTENTION, RMS_NORM, ROPE
 from .schema import named
 
 OPERANDS = ("q", "k", "v")

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..ir.graph import Argument, Graph, Node, Ref, Symbol
-from .bodies import LINEAR, Bodies, with_bodies
+from .bodies import Bodies, with_bodies
 from .gated_products import with_gated_products
 from .joint_products import Memory, with_joint_products
+from .operator_names import LINEAR
 from .overloads import operator_of
 from .states_in_place import with_states_in_place
 

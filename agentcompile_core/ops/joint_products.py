@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .bodies import LINEAR, is_of_weights, written_between
-from .names import ATTENTION, RMS_NORM, ROPE, operator
+from .bodies import is_of_weights, written_between
+from .operator_names import ATTENTION, LINEAR, RMS_NORM, ROPE, operator
 from .overloads import is_pointwise
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from ..ir.graph import Argument, DType, Graph, Node, Ref, TensorSpec, ValueKind
 from ..ir.region import Access, Operand, Role
 from .aliasing import is_alias
 from .dependency import Dependencies, dependencies
-from .names import operator
+from .operator_names import operator
 
 _FULL_EXTENT = ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "expand", "view_as", "expand_as")
 KERNEL_TYPES = (DType.F16, DType.BF16, DType.F32)

@@ -10,7 +10,7 @@ from math import prod
 from attrs import evolve, frozen
 
 from ..ir.graph import Argument, Graph, Node, Ref
-from .names import RMS_NORM, ROPE
+from .operator_names import ATEN_LAYER_NORM, LAYER_NORM, LINEAR, RMS_NORM, ROPE, ROTARY
 from .overloads import is_pointwise
 from .schema import argument
 
@@ -143,8 +143,8 @@ def _axis(given: Argument, rank: int) -> int:
 
 Rule = Callable[[Graph, Node, Axes, int], Together | None]
 _RULES: dict[str, Rule] = {
-    "aten.linear.default": _over_last, RMS_NORM: _over_last, "agentcompile.layer_norm.default": _over_last,
-    "aten.layer_norm.default": _layer_norm, ROPE: _rope, "agentcompile.rotary_embedding.default": _rotary,
+    LINEAR: _over_last, RMS_NORM: _over_last, LAYER_NORM: _over_last,
+    ATEN_LAYER_NORM: _layer_norm, ROPE: _rope, ROTARY: _rotary,
     "aten.mm.default": _of_matrices, "aten.addmm.default": _of_matrices, "aten.embedding.default": _embedding,
     "view": _view, "reshape": _view, "_unsafe_view": _view,
     "aten.transpose.int": _swapped, "aten.permute.default": _swapped, "unsqueeze": _unsqueeze, "aten.slice.Tensor": _along_another,

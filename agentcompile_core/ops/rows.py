@@ -11,11 +11,10 @@ from math import prod
 from attrs import define, evolve, field, frozen
 
 from ..ir.graph import OFFSET, Argument, DType, Graph, Node, Ref, TensorSpec, Value, ValueKind, map_refs
-from .names import ATTENTION
+from .operator_names import ADVANCE, ADVANCE_ROWS, ARGMAX, ATTENTION
 from .row_axes import Together, together
 from .schema import argument, canonical, shared_arguments
 
-ADVANCE, ADVANCE_ROWS, ARGMAX = "agentcompile.advance.default", "agentcompile.advance_rows.default", "agentcompile.argmax.default"
 IDS, POSITION, HISTORY, LIVE, OFFSETS = "rows.ids", "rows.position", "rows.history", "rows.live", "rows.offset"
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default")
 _OF_SESSION = {"session.ids": (IDS, 1), "session.position": (POSITION, 0), OFFSET: (OFFSETS, 0)}

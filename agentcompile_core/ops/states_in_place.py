@@ -8,12 +8,11 @@ from attrs import evolve
 from ..ir.graph import Graph, Node, Ref, ValueKind
 from .aliasing import is_alias, memory_roots
 from .bodies import Bodies, written_between
-from .names import CONVOLUTION, RECURRENCE
+from .operator_names import CONVOLUTION, COPY, RECURRENCE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-COPY = "aten.copy_.default"
 ADVANCING = (RECURRENCE, CONVOLUTION)  # their first operand is a state, their last result the one behind it
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve
 
 from ..ir.graph import Graph, GraphKind, Node, Ref
-from ..ops.names import ATTENTION
+from ..ops.operator_names import ATTENTION
 from ..ops.schema import named
 from ..plugin.running import Scoring
 from .bound_program import Piece

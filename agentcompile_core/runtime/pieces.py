@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..ir.graph import Graph, Node, ValueKind
 from ..ops.aliasing import alias_roots
-from ..ops.names import ATTENTION, DATA_DEPENDENT, operator
+from ..ops.operator_names import ATTENTION, DATA_DEPENDENT, operator
 from .program import Segment
 
 

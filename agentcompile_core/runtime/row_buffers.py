@@ -10,7 +10,7 @@ from ..ir.graph import Graph, Node, Ref, ValueKind
 from ..ir.region import PROMISED_BYTES, Role
 from ..ops.aliasing import ALIGNMENT_BYTES, alias_roots, memory_roots
 from ..ops.joint_products import joint_runs
-from ..ops.names import SPLITS
+from ..ops.operator_names import SPLITS
 from ..ops.region_view import is_contiguous
 from ..ops.schema import argument
 from .program import Segment

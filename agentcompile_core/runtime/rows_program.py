@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from ..ir.graph import Graph
-from ..ops.names import ATTENTION
+from ..ops.operator_names import ATTENTION
 from ..ops.rows import RowsGraph, rows_graph
 from .make_program import with_steps
 from .program import Program, Segment, framework_program

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ir.graph import Graph
 from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case
-from ..ops.names import ATTENTION
+from ..ops.operator_names import ATTENTION
 from ..ops.reference import Bounded
 from ..ops.reference.comparison import same
 from ..plugin.match_kind import MatchKind

@@ -9,7 +9,7 @@ from agentcompile_rules_transformers.elementwise import ElementwiseRule
 from agentcompile_rules_transformers.rope import RopeTableRule
 from attrs import evolve
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Symbol, ValueKind
+from agentcompile_core.plugin_api import DType, Graph, Match, Symbol, ValueKind, operator_names
 from agentcompile_core.testing.matching import matched
 
 Pair = tuple[Match, Graph]
@@ -31,12 +31,12 @@ def _partly_rotated_with_sinks(heads: tuple[int, int], head_dim: int, rotary_dim
     for name, count in zip(("q", "k", "v"), (heads[0], heads[1], heads[1]), strict=True):
         side = draft.given(name, (1, 1, count, head_dim), dtype)
         side = draft.one("aten.transpose.int", (side, 1, 2), (1, count, 1, head_dim), dtype, kind="view")
-        sides.append(side if name == "v" else draft.one("agentcompile.rope.default", (side, *table), (1, count, 1, head_dim), dtype))
+        sides.append(side if name == "v" else draft.one(operator_names.ROPE, (side, *table), (1, count, 1, head_dim), dtype))
     states = [draft.given(name, (1, capacity, heads[1], head_dim), dtype, ValueKind.STATE) for name in ("k_cache", "v_cache")]
     position, sinks = draft.given("position", (1,), DType.I64), draft.weight("sinks", heads[0], dtype=dtype)
     arguments = (*sides, *states, position, head_dim**-0.5, 0, 0.0, sinks)
     shape = (1, 1, heads[0], head_dim)
-    return matched(AttentionRule(), draft.graph(*draft.call("agentcompile.attention.default", arguments, shape, dtype=dtype,
+    return matched(AttentionRule(), draft.graph(*draft.call(operator_names.ATTENTION, arguments, shape, dtype=dtype,
                                                             mutates=("k_cache", "v_cache"))))
 
 
@@ -45,7 +45,7 @@ def _scaled_table(half: int, scaling: float) -> Pair:
     draft, dtype = made.Draft(), DType.F16
     given = (draft.given("position", (1, 1), DType.I64), draft.given("inv_freq", (half,), DType.F32, ValueKind.CONSTANT))
     shapes = [(1, 1, 2 * half)] * 2
-    table = draft.call("agentcompile.rotary_embedding.default", (*given, scaling, Symbol("dtype", dtype.value)), *shapes, dtype=dtype)
+    table = draft.call(operator_names.ROTARY, (*given, scaling, Symbol("dtype", dtype.value)), *shapes, dtype=dtype)
     return matched(RopeTableRule(), draft.graph(*table))
 
 

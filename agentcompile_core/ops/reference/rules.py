@@ -12,7 +12,20 @@ import torch
 from ...errors import AgentCompileError
 from ...ir.graph import DType
 from ..dtypes import torch_dtype
-from ..names import CONVOLUTION, RECURRENCE
+from ..operator_names import (
+    ADVANCE,
+    ARGMAX,
+    ATTENTION,
+    CONVOLUTION,
+    COPY,
+    EXPERT_LINEAR,
+    LAYER_NORM,
+    RECURRENCE,
+    RMS_NORM,
+    ROPE,
+    ROTARY,
+    START_DECODE,
+)
 from . import along_axes, classes, losses, norms, piecewise, pointwise, pools, recurrences, reductions, scans
 from .attention import Attending, append, attention, masked_attention
 from .bounded import Bounded, exact, rounded
@@ -298,7 +311,7 @@ _FUNCTIONS = (
 _MAKERS = (
     *_overloads(("full", "zeros", "ones", "scalar_tensor", "arange"), "default"), "aten.arange.start", "aten.arange.start_step",
     "aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.bitwise_and.Scalar",
-    "agentcompile.advance.default", "agentcompile.start_decode.default",
+    ADVANCE, START_DECODE,
 )
 _RULES: dict[str, Rule] = {
     **piecewise.RULES,
@@ -324,13 +337,13 @@ _RULES: dict[str, Rule] = {
     **along_axes.RULES, **norms.RULES, **losses.RULES, **pools.RULES,
     "aten.gelu.default": _gelu, "aten.linear.default": _linear, "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _baddbmm, "aten.einsum.default": _einsum, "aten.embedding.default": _embedding,
-    "agentcompile.rms_norm.default": _our_rms_norm,
-    "agentcompile.layer_norm.default": _our_layer_norm,
-    "agentcompile.rope.default": _rope, "agentcompile.rotary_embedding.default": _rotary, "agentcompile.attention.default": _attention,
+    RMS_NORM: _our_rms_norm,
+    LAYER_NORM: _our_layer_norm,
+    ROPE: _rope, ROTARY: _rotary, ATTENTION: _attention,
     "aten.scaled_dot_product_attention.default": _masked_attention,
-    "agentcompile.argmax.default": _argmax, "agentcompile.expert_linear.default": expert_linear, "aten.topk.default": topk,
+    ARGMAX: _argmax, EXPERT_LINEAR: expert_linear, "aten.topk.default": topk,
     "aten.gather.default": gather, "aten.cumsum.default": scans.cumsum, "aten.cumprod.default": scans.cumprod,
-    "aten.cross_entropy_loss.default": classes.cross_entropy, "aten.copy_.default": _copy,
+    "aten.cross_entropy_loss.default": classes.cross_entropy, COPY: _copy,
     RECURRENCE: recurrences.recurrence,
     CONVOLUTION: recurrences.causal_convolution,
 }

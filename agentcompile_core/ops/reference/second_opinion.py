@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import AgentCompileError
 from ...ir.graph import Graph
 from ..interpreter import compile_nodes
-from ..names import ATTENTION
+from ..operator_names import ATTENTION
 from ..schema import argument
 from .bounded import Bounded
 from .comparison import chosen_well, same

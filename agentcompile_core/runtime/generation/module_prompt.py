@@ -16,7 +16,7 @@ from ...ir.graph import OFFSET
 from ..imported import import_cache, stand_behind, without_offset
 from ..module_changes import version_of
 from .framework_loop import by_framework, of_request, refusing
-from .request import Request, of_the_prompt
+from .request import Request, count_tokens, of_the_prompt
 from .settings import OF_THE_CACHE
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _idle(wanted: Request) -> frozenset[str]:
     def is_idle(name: str, value: Any) -> bool:
         if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.shape != shape or shape[1] < 2:
             return False
-        return bool((value == (torch.arange(shape[1], device=value.device) if name == "position_ids" else 0)).all())
+        return count_tokens(value, torch.ones_like(value)) if name == "position_ids" else not bool(value.any())
 
     names = of_the_prompt(wanted.arguments)
     return frozenset(names if all(is_idle(name, wanted.arguments[name]) for name in names) else ())

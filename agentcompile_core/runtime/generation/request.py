@@ -178,6 +178,11 @@ def of_the_prompt(arguments: Mapping[str, Any]) -> list[str]:
     return [] if free else [name for name in arguments if name not in (*ARGUMENTS, "attention_mask")]
 
 
+def count_tokens(positions: "torch.Tensor", shown: "torch.Tensor") -> bool:
+    """Whether ``positions`` count the tokens of a prompt from 0: those that are 1 in ``shown`` [1, n]; padding may have any."""
+    return not bool(((positions != shown.cumsum(-1) - 1) & (shown == 1)).any())
+
+
 def _taken_back(mode: str, graphs: GraphSet) -> str:
     if mode == "assisted_generation" and graphs.states:
         return "assisted generation takes tokens back, and states of fixed size cannot give them"

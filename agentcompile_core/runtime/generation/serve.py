@@ -7,7 +7,7 @@ from ...errors import UsageError
 from ..imported import without_offset
 from .framework_loop import by_framework, drawing, of_request, refusing
 from .module_prompt import Unlike, as_tokens, behind_prompt, by_module_prompt
-from .request import Request, longest_of, on_device
+from .request import Request, count_tokens, longest_of, on_device
 from .settings import for_the_session, mode_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ def custom_loop(session: "Session", say: Callable[[str], None]) -> Callable[...,
 
 
 def _holds_more(ids: "torch.Tensor", given: Mapping[str, Any]) -> bool:
-    """Whether a prompt that transformers has prepared is more than tokens: other tensors, or positions that do not count them."""
+    """Whether a prompt that transformers has prepared is more than tokens: other tensors, or positions that do not count them.
+
+    Also where these say nothing: that such tensors say nothing is known only once a prompt was compared (``as_tokens``).
+    """
     import torch
 
     mask, positions = given.get("attention_mask"), given.get("position_ids")
@@ -100,5 +103,4 @@ def _holds_more(ids: "torch.Tensor", given: Mapping[str, Any]) -> bool:
         return True
     if positions is None:
         return False
-    shown = torch.ones_like(ids) if mask is None else mask
-    return bool(((positions != shown.cumsum(-1) - 1) & (shown == 1)).any())
+    return not count_tokens(positions, torch.ones_like(ids) if mask is None else mask)

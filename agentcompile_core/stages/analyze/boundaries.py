@@ -9,7 +9,7 @@ from attrs import frozen
 from ...ir.graph import DType, Graph, Node, ValueKind
 from ...ops.aliasing import is_alias, seen_changing
 from ...ops.dependency import Dependencies, bits, dependencies
-from ...ops.names import DATA_DEPENDENT, operator
+from ...ops.operator_names import DATA_DEPENDENT, operator
 
 UNSUPPORTED = frozenset({DType.F64})  # nothing here computes in double precision
 SMALLEST_LAYER = 4  # a repeated part of fewer nodes is not a layer (Linear, ReLU, Linear, ...)

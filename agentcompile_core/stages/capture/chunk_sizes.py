@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import define, evolve, field
 
 from ...ir.graph import Graph, GraphKind, GraphSet
-from ...ops.names import ATTENTION
+from ...ops.operator_names import ATTENTION
 from ...ops.schema import with_argument
 from .between import Line, Unlike, between
 from .reached import Call

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...ir.graph import Argument, DType, Graph, Node, Ref
 from ...ops.interpreter import compile_nodes
-from ...ops.names import operator
+from ...ops.operator_names import operator
 from ...ops.overloads import is_pointwise
 from ...ops.schema import canonical
 from .rewrite import View, fuse

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...ir.graph import Argument, Graph, Node, Ref, Value
 from ...ops.dtypes import torch_dtype
+from ...ops.operator_names import ROPE, ROTARY
 from ...ops.overloads import operator_of
 from ...ops.schema import argument as argument_of
-from .collapse_rope import ROTARY
 from .importer import spec_of
 from .rewrite import View, beside, both_orders, eliminate_dead_code, rebuild
 
@@ -77,10 +77,10 @@ class _Made:
         tables = [self._behind_itself(node, half.value) if apart is not None else self._twice(node, half.value) for half in (cos, sin)]
         self.found += 1
         if cos.axis == 1:
-            self.nodes.append(beside(node, node.name, "agentcompile.rope.default", "rope", (x, *tables, apart is None), node.outputs))
+            self.nodes.append(beside(node, node.name, ROPE, "rope", (x, *tables, apart is None), node.outputs))
             return True
         turned = self._add(node, f"{node.name}.heads", "aten.transpose.int", "view", (x, 1, 2))
-        rotated = self._add(node, f"{node.name}.rotated", "agentcompile.rope.default", "rope", (turned, *tables, apart is None))
+        rotated = self._add(node, f"{node.name}.rotated", ROPE, "rope", (turned, *tables, apart is None))
         self.nodes.append(beside(node, node.name, "aten.transpose.int", "view", (rotated, 1, 2), node.outputs))
         return True
 

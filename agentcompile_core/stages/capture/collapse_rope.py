@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from attrs import define, evolve, field
 
 from ...ir.graph import Argument, Graph, Node, Ref, TensorSpec, Value
-from ...ops.names import ATTENTION
+from ...ops.operator_names import ATTENTION, ROPE, ROTARY
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .rewrite import View, beside, both_orders, call, eliminate_dead_code, fuse, rebuild
 
-ROTARY, CAST = "agentcompile.rotary_embedding.default", "aten.to.dtype"
+CAST = "aten.to.dtype"
 
 
 @define
@@ -98,7 +98,7 @@ def rotate_by_heads(graph: Graph) -> Graph:
         values += [Value(name=turned, spec=across), Value(name=rotated, spec=spec)]
         nodes += [
             beside(node, turned, "aten.transpose.int", "view", (x, 1, 2)),
-            beside(node, rotated, "agentcompile.rope.default", "rope", (Ref(turned), cos, sin, interleaved)),
+            beside(node, rotated, ROPE, "rope", (Ref(turned), cos, sin, interleaved)),
             beside(node, node.name, "aten.transpose.int", "view", (Ref(rotated), 1, 2), node.outputs),
         ]
     kept = (evolve(value, spec=laid.get(value.name, value.spec)) for value in graph.values)
@@ -259,7 +259,7 @@ def _partial_rotation(view: View, node: Node) -> _Rotation | None:
     if pair is None:
         return None
     turned, rest = pair
-    inner = view.node(turned, "agentcompile.rope.default")
+    inner = view.node(turned, ROPE)
     if inner is None or not view.private([inner], node):
         return None
     first, second = view.slice_of(inner.args[0]), view.slice_of(rest)

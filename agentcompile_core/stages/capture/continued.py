@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, Symbol, Value, ValueKind, map_refs
 from ...ops.aliasing import memory_roots
-from ...ops.names import RECURRENCE
+from ...ops.operator_names import RECURRENCE
 from ...ops.schema import argument as argument_of
 from ...ops.schema import with_argument
 from .rewrite import eliminate_dead_code, rebuild

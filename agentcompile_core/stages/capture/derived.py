@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ...ir.graph import Graph, Node, Ref, ValueKind
 from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import compile_nodes
-from ...ops.names import ATTENTION, CACHED
+from ...ops.operator_names import ATTENTION, CACHED
 from ...ops.schema import argument as argument_of
 from .attention import Unsupported
 from .rewrite import eliminate_dead_code, rebuild, resolve_chain

@@ -3,6 +3,7 @@
 from attrs import evolve
 
 from ...ir.graph import Graph, Node, Ref
+from ...ops.operator_names import COPY
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
 from .rewrite import View, rebuild
@@ -59,7 +60,7 @@ def _copies(view: View, empty: Node) -> list[tuple[Node, Node]]:
 def _only_write(graph: Graph, part: Node) -> Node | None:
     """The ``copy_`` of as many elements of the same type that is all that uses ``part``."""
     users = graph.users.get(part.outputs[0], ())
-    if len(users) != 1 or users[0].op != "aten.copy_.default" or part.outputs[0] in graph.outputs:
+    if len(users) != 1 or users[0].op != COPY or part.outputs[0] in graph.outputs:
         return None
     write, source = users[0], users[0].args[1]
     if write.args[0] != Ref(part.outputs[0]) or not isinstance(source, Ref) or any(out in graph.users for out in write.outputs):

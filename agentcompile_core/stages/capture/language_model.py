@@ -11,7 +11,7 @@ from torch import nn
 from ...errors import one_line
 from ...garbage import uncollected
 from ...ir.graph import DType, Graph, GraphKind, GraphSet, KVSpec, LayerHeads, Workload
-from ...ops.names import ATTENTION
+from ...ops.operator_names import ATTENTION, EXPERT_LINEAR
 from ...ops.schema import named
 from ...plugin.interfaces import LoadedModel
 from ...runtime.as_captured import as_captured
@@ -35,7 +35,7 @@ from .rotary import frequencies_of
 from .states import Held, check_states, held_by
 
 # Rows of a chunk where there are experts: each row has the results of all that it chose in memory, of both of their layers.
-MOST_WITH_EXPERTS, EXPERT_LINEAR = 4096, "agentcompile.expert_linear.default"
+MOST_WITH_EXPERTS = 4096
 # Where no library computes attention all scores of a chunk may lie in memory, as where graphs are compared with their module.
 MOST_WITH_SCORES = 2048
 MOST_WITH_RECURRENCES = 1024  # one token follows another there: more rows at a time gain little

@@ -11,10 +11,10 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ...ir.graph import Argument, DType, Graph, KVSpec, Node, Ref, Symbol, TensorSpec, Value, ValueKind
-from ...ops.names import ATTENTION, CACHED
+from ...ops.operator_names import ATTENTION, CACHED, MASKED
 from ...ops.schema import argument as argument_of
 from .attention import Unsupported
-from .own_scores import MASKED, Constants, reshapes, scores_of
+from .own_scores import Constants, reshapes, scores_of
 from .rewrite import View, beside, eliminate_dead_code, rebuild
 
 _PRODUCTS = ("aten.matmul.default", "aten.bmm.default")

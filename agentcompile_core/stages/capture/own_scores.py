@@ -14,11 +14,11 @@ from torch import Tensor
 from ...errors import UsageError
 from ...ir.graph import Argument, Graph, Node, Ref, ValueKind
 from ...ops.interpreter import compile_nodes
+from ...ops.operator_names import MASKED
 from ...ops.schema import argument as argument_of
 from .attention import LOWEST
 from .rewrite import View
 
-MASKED = "agentcompile.masked.default"
 _PRODUCTS = ("aten.matmul.default", "aten.bmm.default")
 _SCALES = ("aten.mul.Tensor", "aten.div.Tensor")
 _LIMITS = ("aten.max.other", "aten.maximum.default")

@@ -3,15 +3,15 @@
 from attrs import evolve
 
 from ...ir.graph import Graph, Node, Ref, TensorSpec, Value
-from ...ops.names import SPLITS
+from ...ops.operator_names import ATEN_LAYER_NORM, ATTENTION, LAYER_NORM, RMS_NORM, ROPE, SPLITS
 from ...ops.region_view import is_contiguous
 from ...ops.schema import argument as argument_of
 from ...ops.schema import with_argument
 from .rewrite import View, beside, eliminate_dead_code, rebuild
 
 _WANTED = {
-    "agentcompile.attention.default": ("q", "k", "v"), "agentcompile.rope.default": ("x",), "agentcompile.rms_norm.default": ("x",),
-    "agentcompile.layer_norm.default": ("x",), "aten.layer_norm.default": ("input",),
+    ATTENTION: ("q", "k", "v"), ROPE: ("x",), RMS_NORM: ("x",),
+    LAYER_NORM: ("x",), ATEN_LAYER_NORM: ("input",),
 }
 SDPA = "aten.scaled_dot_product_attention.default"
 _MOVING = ("aten.slice.Tensor", "aten.select.int", "aten.transpose.int", "aten.permute.default", "aten.reshape.default",

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, map_refs
 from ...ops.aliasing import memory_roots
-from ...ops.names import SPLITS
+from ...ops.operator_names import SPLITS
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
 

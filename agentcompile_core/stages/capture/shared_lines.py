@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, Value, refs_of
-from ...ops.names import RECURRENCE
+from ...ops.operator_names import RECURRENCE
 from ...ops.overloads import is_pointwise
 from ...ops.region_view import is_contiguous
 from ...ops.schema import argument as argument_of

@@ -20,6 +20,7 @@ from agentcompile_core.plugin_api import (
     Target,
     argument,
     is_contiguous,
+    operator_names,
     ref,
 )
 
@@ -86,7 +87,7 @@ class AttentionRule(RegionRule):
 
 def attention_of(view: RegionView, node: Node) -> Attention | None:
     """The attention of a node, if it decodes one token and its operands are contiguous."""
-    if node.op != "agentcompile.attention.default":
+    if node.op != operator_names.ATTENTION:
         return None
     names = [ref(argument(node, name)) for name in ("q", "k", "v", "k_cache", "v_cache", "position")]
     if None in names or argument(node, "fresh"):

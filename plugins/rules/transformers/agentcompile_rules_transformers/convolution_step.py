@@ -14,14 +14,13 @@ from agentcompile_core.plugin_api import (
     Target,
     argument,
     is_contiguous,
+    operator_names,
     ref,
 )
 
 from . import recurrence_kinds
 from .peeling import Peel
 from .state_write import state_write
-
-CONVOLUTION = "agentcompile.causal_convolution.default"
 
 
 class ConvolutionStepRule(RegionRule):
@@ -34,7 +33,7 @@ class ConvolutionStepRule(RegionRule):
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Each with the views around it."""
         view = RegionView(graph=graph)
-        return [match for node in graph.nodes if node.op == CONVOLUTION for match in _matches(view, node)]
+        return [match for node in graph.nodes if node.op == operator_names.CONVOLUTION for match in _matches(view, node)]
 
 
 def _matches(view: RegionView, node: Node) -> Iterator[Match]:

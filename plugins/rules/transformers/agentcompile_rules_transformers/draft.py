@@ -15,6 +15,7 @@ from agentcompile_core.plugin_api import (
     Value,
     ValueKind,
     canonical,
+    operator_names,
 )
 
 EPS = 1e-6
@@ -73,7 +74,7 @@ class Draft:
         ``rms_bare`` has no weight. ``weights``: the type of its weight, if not ``dtype``.
         """
         if norm == "rms_bare":
-            return self.one("agentcompile.rms_norm.default", (x, None, EPS), shape, dtype)
+            return self.one(operator_names.RMS_NORM, (x, None, EPS), shape, dtype)
         weight = self.weight(f"{name}.weight", shape[-1], dtype=weights or dtype)
         if norm in ("layer", "layer_one_plus"):
             bias = self.weight(f"{name}.bias", shape[-1], dtype=dtype)
@@ -81,12 +82,12 @@ class Draft:
                 weight = self.one("aten.add.Tensor", (weight, 1), (shape[-1],), dtype)
             return self.one("aten.layer_norm.default", (x, (shape[-1],), weight, bias, EPS), shape, dtype)
         if norm == "rms_once" and weights is not None:
-            return self.one("agentcompile.rms_norm.default", (x, weight, EPS, False, True), shape, dtype)
+            return self.one(operator_names.RMS_NORM, (x, weight, EPS, False, True), shape, dtype)
         if norm == "rms_once":
             return self.one("aten.rms_norm.default", (x, (shape[-1],), weight, EPS), shape, dtype)
         if norm not in ("rms", "rms_one_plus"):
             raise UsageError(f"unknown norm {norm!r}; allowed are rms, rms_bare, rms_once, rms_one_plus, layer and layer_one_plus")
-        return self.one("agentcompile.rms_norm.default", (x, weight, EPS, norm == "rms_one_plus"), shape, dtype)
+        return self.one(operator_names.RMS_NORM, (x, weight, EPS, norm == "rms_one_plus"), shape, dtype)
 
     def linear(self, name: str, x: Ref, n: int, k: int, dtype: DType, bias: bool = False) -> Ref:
         """``y[n] = weight[n, k] x[k] (+ bias[n])``."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Ref, Symbol, UsageError
+from agentcompile_core.plugin_api import DType, Graph, Match, Ref, Symbol, UsageError, operator_names
 from agentcompile_core.testing.matching import matched
 
 from .draft import Draft
-from .experts import OPERATOR, ExpertRule
+from .experts import ExpertRule
 from .router import RouterRule
 
 Pair = tuple[Match, Graph]
@@ -29,7 +29,7 @@ def experts_case(*, sizes: Sequence[int], down: bool = False, activation: str = 
     matrices = draft.weight("weight", count, *((k, rows) if columns else (rows, k)), dtype=dtype)
     arguments = (draft.given("x", (1, slots if down else 1, k), dtype), matrices,
                  draft.given("experts", (1, slots), DType.I64), draft.weight("bias", count, rows, dtype=dtype) if bias else None, columns)
-    out = draft.one(OPERATOR, arguments, (1, slots, rows), dtype)
+    out = draft.one(operator_names.EXPERT_LINEAR, arguments, (1, slots, rows), dtype)
     if down:
         return matched(ExpertRule(), draft.graph(_summed(draft, out, slots, n, DType.F32 if wide else dtype, dtype)))
     return matched(ExpertRule(), draft.graph(_activated(draft, out, slots, n, activation, interleaved, dtype) if activation else out))

@@ -21,14 +21,13 @@ from agentcompile_core.plugin_api import (
     argument,
     grow,
     is_contiguous,
+    operator_names,
     ref,
     unread_bytes,
 )
 
 from . import expert_kinds
-from .split import SPLITS
 
-OPERATOR = "agentcompile.expert_linear.default"
 MOST_AUX = 2
 
 
@@ -83,7 +82,7 @@ class ExpertRule(RegionRule):
 
 def experts_of(view: RegionView, node: Node) -> Experts | None:
     """The layer of a node, if it serves one token with matrices of a kernel type that lie in one piece."""
-    if node.op != OPERATOR:
+    if node.op != operator_names.EXPERT_LINEAR:
         return None
     x, weight, experts, bias = (ref(argument(node, name)) for name in ("x", "weight", "experts", "bias"))
     if x is None or weight is None or experts is None or not view.is_weight(Ref(weight)):
@@ -134,7 +133,7 @@ def _halves(view: RegionView, value: str) -> tuple[tuple[str, str], tuple[str, .
     users, width = view.users(value), view.graph.spec(value).shape[-1]
     if view.leaves(value) or width % 2:
         return None
-    if len(users) == 1 and users[0].op in SPLITS and len(users[0].outputs) == 2:
+    if len(users) == 1 and users[0].op in operator_names.SPLITS and len(users[0].outputs) == 2:
         first, second = users[0].outputs
         even = all(view.graph.spec(part).shape[-1] == width // 2 for part in (first, second))
         return ((first, second), (users[0].name,), False) if even and _along_last(view, users[0], value) else None

@@ -42,7 +42,7 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
 
 
 def _rounding(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> tuple[str, tuple[str, ...]] | None:
-    """What ``x`` is rounded from, float32, and the nodes that do it."""
+    """What ``x`` is rounded from, float32, and the nodes that do it; ``Peel.widened`` goes back through casts that round nothing."""
     source, views = view.back(x, set(inside))
     cast = view.producer(source)
     if cast is None or cast.kind != "cast" or dtype is DType.F32 or not view.only_used_by(source, {*inside, *views}):

@@ -18,6 +18,7 @@ from agentcompile_core.plugin_api import (
     Target,
     argument,
     is_contiguous,
+    operator_names,
     ref,
 )
 
@@ -66,7 +67,7 @@ class ArgmaxRule(RegionRule):
         view = RegionView(graph=graph)
         found = []
         for node in graph.nodes:
-            if node.op == "agentcompile.argmax.default":
+            if node.op == operator_names.ARGMAX:
                 found += _argmax(view, node)
         return found
 
@@ -81,7 +82,7 @@ def _argmax(view: RegionView, node: Node) -> list[Match]:
     token = view.write("token", node.outputs[0])
     found = [_match(view, (node.name,), (view.read("logits", logits), token), spec.numel, False)]
     for user in view.users(node.outputs[0]):
-        if user.op != "agentcompile.advance.default":
+        if user.op != operator_names.ADVANCE:
             continue
         states = {name: ref(argument(user, name)) for name in ("ids", "position", "history")}
         if ref(argument(user, "token")) == node.outputs[0] and None not in states.values():

@@ -24,6 +24,7 @@ from agentcompile_core.plugin_api import (
     Target,
     argument,
     is_contiguous,
+    operator_names,
     packed,
     ref,
 )
@@ -119,10 +120,10 @@ _Called = tuple[str, str | None, Argument, Argument, Argument]
 
 def _called(view: RegionView, node: Node) -> _Called | None:
     """Kind, operand, weight, bias and eps of a call of an operator that is a norm."""
-    if node.op == "agentcompile.rms_norm.default":
+    if node.op == operator_names.RMS_NORM:
         kind = "rms_one_plus" if argument(node, "one_plus") else "rms_once" if argument(node, "once") else "rms"
         return kind, ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
-    if node.op == "agentcompile.layer_norm.default":
+    if node.op == operator_names.LAYER_NORM:
         return "layer", ref(argument(node, "x")), argument(node, "weight"), None, argument(node, "eps")
     if node.op not in ATEN:
         return None

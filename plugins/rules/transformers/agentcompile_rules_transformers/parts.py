@@ -13,9 +13,8 @@ from agentcompile_core.plugin_api import (
     TensorSpec,
     argument,
     is_contiguous,
+    operator_names,
 )
-
-from .split import SPLITS
 
 AXES = 4
 COPIES = ("aten.contiguous.default", "aten.clone.default")
@@ -72,7 +71,7 @@ def offset_of(view: RegionView, node: Node, value: str) -> int | None:
     """By how many elements ``value``, a result of a view, begins behind its operand; None where that is not known."""
     if node.op in _TURNS:
         return 0
-    if node.op in SPLITS:
+    if node.op in operator_names.SPLITS:
         axis = argument(node, "dim")
         before = node.outputs[: node.outputs.index(value)]
         given = view.graph.spec(node.inputs[0])

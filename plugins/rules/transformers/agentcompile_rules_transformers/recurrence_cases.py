@@ -1,6 +1,6 @@
 """Cases of one token of recurrences and of short convolutions."""
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Ref, UsageError, ValueKind
+from agentcompile_core.plugin_api import DType, Graph, Match, Ref, UsageError, ValueKind, operator_names
 from agentcompile_core.testing.matching import matched
 
 from .convolution_step import ConvolutionStepRule
@@ -30,10 +30,10 @@ def recurrence_step_case(*, heads: int, width: int, terms: int, groups: int = 1,
     first = _turned(draft, state, kept) if is_delta else state
     decay, rates, strength, skip = _scalars(draft, form, heads, (terms if width == 1 else 1, terms), dtype)
     arguments = (first, decay, x, keys, queries, rates, strength, None, skip, form == "scan")
-    y, last = draft.call("agentcompile.recurrence.default", arguments, shape, (1, heads, width, terms), dtype=DType.F32)
+    y, last = draft.call(operator_names.RECURRENCE, arguments, shape, (1, heads, width, terms), dtype=DType.F32)
     if is_delta:
         last = draft.apart("aten.transpose.int", (last, -1, -2), kept, (), DType.F32)[0]
-    draft.call("aten.copy_.default", (state, last), kept, dtype=DType.F32, mutates=(state.value,))
+    draft.call(operator_names.COPY, (state, last), kept, dtype=DType.F32, mutates=(state.value,))
     if gated:
         gate = draft.given("gate", shape, dtype)
         y = draft.cast(draft.one("aten.mul.Tensor", (y, gate), shape, DType.F32), shape, dtype)
@@ -49,8 +49,8 @@ def convolution_step_case(*, channels: int, width: int = 4, silu: bool = True, b
     weight = draft.weight("weight", channels, width, dtype=dtype)
     given = draft.weight("bias", channels, dtype=dtype) if bias else None
     arguments = (state, x, weight, given, None, silu)
-    out, last = draft.call("agentcompile.causal_convolution.default", arguments, (1, channels, 1), kept, dtype=dtype)
-    draft.call("aten.copy_.default", (state, last), kept, dtype=dtype, mutates=(state.value,))
+    out, last = draft.call(operator_names.CONVOLUTION, arguments, (1, channels, 1), kept, dtype=dtype)
+    draft.call(operator_names.COPY, (state, last), kept, dtype=dtype, mutates=(state.value,))
     return matched(ConvolutionStepRule(), draft.graph(out))
 
 

@@ -12,13 +12,14 @@ from agentcompile_core.plugin_api import (
     Graph,
     Match,
     Node,
+    Ref,
     RegionRule,
     RegionView,
     Scalar,
     Target,
-    ValueKind,
     argument,
     is_contiguous,
+    operator_names,
     ref,
 )
 
@@ -27,8 +28,6 @@ from .parts import strides_of
 from .peeling import Peel
 from .state_write import StateWrite, state_write
 from .tails import runs_behind
-
-RECURRENCE = "agentcompile.recurrence.default"
 
 
 @frozen(kw_only=True)
@@ -55,7 +54,7 @@ class RecurrenceStepRule(RegionRule):
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Bare, then with what makes the operands, then with growing tails of pointwise nodes."""
         view = RegionView(graph=graph)
-        return [match for node in graph.nodes if node.op == RECURRENCE for match in _matches(view, node)]
+        return [match for node in graph.nodes if node.op == operator_names.RECURRENCE for match in _matches(view, node)]
 
 
 def _matches(view: RegionView, node: Node) -> Iterator[Match]:
@@ -160,13 +159,9 @@ def _softened(found: Operands, peel: Peel) -> Operands | None:
     if not bias.numel == step.numel == soft.numel:
         return found.having("decay", soft.widened(), ("softplus", True))
     whole = evolve(step, nodes=bias.nodes).widened()
-    if _is_given(whole) and not _is_given(bias):
+    if peel.view.is_weight(Ref(whole.value)) and not peel.view.is_weight(Ref(bias.value)):
         whole, bias = evolve(whole, value=bias.value), evolve(bias, value=whole.value)
     return found.having("decay", whole, ("softplus", True)).having("decay_bias", evolve(bias, nodes=()))
-
-
-def _is_given(peel: Peel) -> bool:
-    return peel.view.graph.kind_of(peel.value) in (ValueKind.WEIGHT, ValueKind.CONSTANT)
 
 
 def _rates(found: Operands, peel: Peel) -> Operands:

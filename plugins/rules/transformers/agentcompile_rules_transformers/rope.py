@@ -20,6 +20,7 @@ from agentcompile_core.plugin_api import (
     Target,
     argument,
     is_contiguous,
+    operator_names,
     ref,
 )
 
@@ -42,7 +43,7 @@ class RopeNode:
 
 def rope_of(view: RegionView, node: Node, table: DType | None = None) -> RopeNode | None:
     """The rotation of a node, if it is of one token and its operands are contiguous and of one type; ``table``: that of cos and sin."""
-    if node.op != "agentcompile.rope.default":
+    if node.op != operator_names.ROPE:
         return None
     x, cos, sin = (ref(argument(node, name)) for name in ("x", "cos", "sin"))
     if x is None or cos is None or sin is None:
@@ -99,7 +100,7 @@ class RopeTableRule(RegionRule):
         view = RegionView(graph=graph)
         found = []
         for node in graph.nodes:
-            if node.op == "agentcompile.rotary_embedding.default":
+            if node.op == operator_names.ROTARY:
                 match = _table(view, node)
                 found += [match] if match is not None else []
         return found

@@ -18,6 +18,7 @@ from agentcompile_core.plugin_api import (
     Target,
     argument,
     is_contiguous,
+    operator_names,
     ref,
 )
 
@@ -60,7 +61,7 @@ class RopeHeadsRule(RegionRule):
         """Every rotation of one token with as much around it as there is, widest last."""
         view = RegionView(graph=graph)
         for node in graph.nodes:
-            if node.op == "agentcompile.rope.default" and _is_served(view, node):
+            if node.op == operator_names.ROPE and _is_served(view, node):
                 found = [match for place in _places(view, node) if (match := _match(view, node, place)) is not None]
                 yield from (match for match in found if _takes_more(view, match))
 

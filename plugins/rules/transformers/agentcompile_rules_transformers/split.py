@@ -3,9 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from agentcompile_core.plugin_api import Node, RegionView, argument, is_contiguous
-
-SPLITS = ("aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default")
+from agentcompile_core.plugin_api import Node, RegionView, argument, is_contiguous, operator_names
 
 Part = tuple[int, str]  # first element, value
 VECTOR_BYTES = 16  # what kernels read at once, and whose multiples the addresses of whole vectors are
@@ -60,7 +58,7 @@ def _behind_views(view: RegionView, node: Node) -> tuple[list[Part], list[str]] 
     shape = view.graph.spec(node.outputs[0]).shape
     parts: list[Part] = []
     for user in view.users(node.outputs[0]):
-        axis = argument(user, "dim") if user.op == "aten.slice.Tensor" or user.op in SPLITS else None
+        axis = argument(user, "dim") if user.op == "aten.slice.Tensor" or user.op in operator_names.SPLITS else None
         if not isinstance(axis, int) or any(extent != 1 for extent in shape[: axis % len(shape)]):
             return None
         found = _ranges(view, user, len(shape), shape[axis], axis % len(shape))
@@ -78,7 +76,7 @@ def _ranges(view: RegionView, node: Node, rank: int, n: int, along: int = -1) ->
         if not isinstance(axis, int) or axis % rank != along % rank or not isinstance(first, int) or step != 1:
             return None
         return [(first + n if first < 0 else first, node.outputs[0])]
-    if node.op in SPLITS:
+    if node.op in operator_names.SPLITS:
         axis = argument(node, "dim")
         if not isinstance(axis, int) or axis % rank != along % rank:
             return None

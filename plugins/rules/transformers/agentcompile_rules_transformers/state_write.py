@@ -2,11 +2,9 @@
 
 from attrs import frozen
 
-from agentcompile_core.plugin_api import Node, RegionView, ValueKind, is_contiguous, memory_roots, ref
+from agentcompile_core.plugin_api import Node, RegionView, ValueKind, is_contiguous, memory_roots, operator_names, ref
 
 from .parts import offset_of
-
-COPY = "aten.copy_.default"
 
 
 @frozen(kw_only=True)
@@ -18,7 +16,11 @@ class StateWrite:
 
 
 def state_write(view: RegionView, node: Node) -> StateWrite | None:
-    """The state that ``node`` advances, if nobody reads the state behind it but one that copies all of it over the first, in its order."""
+    """The state that ``node`` advances, if nobody reads the state behind it but one that copies all of it over the first, in its order.
+
+    Not the question of ``ops/states_in_place.py``, which keeps the node in its place: a kernel is handed the state itself and reads it
+    early, so views may turn it on both ways, and nothing else in the graph may write it.
+    """
     given, last = ref(node.args[0]), node.outputs[-1]
     if given is None or view.leaves(last):
         return None
@@ -34,7 +36,7 @@ def state_write(view: RegionView, node: Node) -> StateWrite | None:
         users = view.users(last)
         if len(users) != 1 or view.leaves(last):
             return None
-        if users[0].op == COPY:
+        if users[0].op == operator_names.COPY:
             break
         if users[0].kind != "view" or offset_of(view, users[0], users[0].outputs[0]) != 0:
             return None

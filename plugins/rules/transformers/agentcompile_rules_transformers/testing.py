@@ -18,6 +18,7 @@ from agentcompile_core.plugin_api import (
     Symbol,
     UsageError,
     ValueKind,
+    operator_names,
 )
 from agentcompile_core.testing.matching import matched
 
@@ -126,7 +127,7 @@ def rope_case(*, heads: int, head_dim: int, rotary_dim: int = 0, interleaved: bo
     draft, shape = Draft(), (1, heads, 1, head_dim)
     table = tuple(draft.given(name, (1, 1, rotary_dim or head_dim), dtype) for name in ("cos", "sin"))
     arguments = (draft.given("x", shape, dtype), *table, interleaved)
-    return matched(RopeRule(), draft.graph(draft.one("agentcompile.rope.default", arguments, shape, dtype)))
+    return matched(RopeRule(), draft.graph(draft.one(operator_names.ROPE, arguments, shape, dtype)))
 
 
 def rope_heads_case(*, heads: int, rotary: int, rest: int, layout: str = "interleaved", shared: bool = False, dtype: DType = DType.F16,
@@ -154,7 +155,7 @@ def rope_heads_case(*, heads: int, rotary: int, rest: int, layout: str = "interl
         x = draft.one("aten.view.default", (copied, (1, turning, 1, rotary)), (1, turning, 1, rotary), dtype, kind="view")
     elif not shared:
         x = draft.one("aten.contiguous.default", (x,), (1, turning, 1, rotary), dtype, kind="copy")
-    made = draft.one("agentcompile.rope.default", (x, *tables, layout == "interleaved"), (1, turning, 1, rotary), wide)
+    made = draft.one(operator_names.ROPE, (x, *tables, layout == "interleaved"), (1, turning, 1, rotary), wide)
     if wide is not dtype:
         made = draft.cast(made, (1, turning, 1, rotary), dtype)
     if shared:
@@ -168,7 +169,7 @@ def rope_table_case(*, half: int, interleaved: bool = False, dtype: DType = DTyp
     position = draft.given("position", (1, 1), DType.I64)
     frequencies = draft.given("inv_freq", (half,), DType.F32, ValueKind.CONSTANT)
     arguments = (position, frequencies, 1.0, Symbol("dtype", dtype.value), interleaved)
-    return matched(RopeTableRule(), draft.graph(*draft.call("agentcompile.rotary_embedding.default", arguments, shape, shape, dtype=dtype)))
+    return matched(RopeTableRule(), draft.graph(*draft.call(operator_names.ROTARY, arguments, shape, shape, dtype=dtype)))
 
 
 def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, window: int = 0, softcap: float = 0.0,
@@ -192,7 +193,7 @@ def attention_case(*, heads: tuple[int, int], head_dim: int, capacity: int, wind
             shape = (1, count, 1, head_dim)
             side = draft.cast(side, shape, turned) if wide else side
             pairs = (True,) if rope.startswith("pairs") else ()
-            side = draft.one("agentcompile.rope.default", (side, *table, *pairs), shape, turned)
+            side = draft.one(operator_names.ROPE, (side, *table, *pairs), shape, turned)
             side = draft.cast(side, shape, dtype) if wide else side
         sides.append(side)
     return _attended(draft, tuple(sides), capacity, (head_dim**-0.5, window, softcap), dtype)
@@ -225,19 +226,19 @@ def _attended(draft: Draft, sides: tuple[Ref, ...], capacity: int, how: tuple[Ar
     caches = [draft.given(name, (1, capacity, shape[1], shape[3]), dtype, ValueKind.STATE)
               for name, shape in zip(("k_cache", "v_cache"), kept, strict=True)]
     arguments = (*sides, *caches, draft.given("position", (1,), DType.I64), *how)
-    out = draft.call("agentcompile.attention.default", arguments, (1, 1, q[1], kept[1][3]), dtype=dtype, mutates=("k_cache", "v_cache"))
+    out = draft.call(operator_names.ATTENTION, arguments, (1, 1, q[1], kept[1][3]), dtype=dtype, mutates=("k_cache", "v_cache"))
     return matched(AttentionRule(), draft.graph(*out))
 
 
 def argmax_case(*, n: int, advance: bool = False, dtype: DType = DType.F16) -> Pair:
     """The first index of the maximum of ``n`` logits; with ``advance`` the decode state moves on as well."""
     draft = Draft()
-    token = draft.one("agentcompile.argmax.default", (draft.given("logits", (1, 1, n), dtype),), (1,), DType.I64)
+    token = draft.one(operator_names.ARGMAX, (draft.given("logits", (1, 1, n), dtype),), (1,), DType.I64)
     if advance:
         states = ("ids", "position", "history")
         shapes = ((1, 1), (1,), (65,))
         values = tuple(draft.given(name, shape, DType.I64, ValueKind.STATE) for name, shape in zip(states, shapes, strict=True))
-        draft.call("agentcompile.advance.default", (token, *values), dtype=DType.I64, mutates=states)
+        draft.call(operator_names.ADVANCE, (token, *values), dtype=DType.I64, mutates=states)
     return matched(ArgmaxRule(), draft.graph(token))
 
 

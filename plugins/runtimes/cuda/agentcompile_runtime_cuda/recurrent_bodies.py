@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from agentcompile_core.plugin_api import RecurrenceCall
 
-RECURRENCE, CONVOLUTION = "agentcompile.recurrence.default", "agentcompile.causal_convolution.default"
-
 
 class RecurrentBodies:
     """``recurrence`` and ``convolution`` as ``agentcompile.recurrence`` and ``agentcompile.causal_convolution`` say."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from agentcompile_core.plugin_api import operator_names
+
 from .compared import Compared
 from .head_places import THREADS, norm_kind
 from .row_vectors import even, is_weight, whole
@@ -13,8 +15,6 @@ from .row_vectors import even, is_weight, whole
 if TYPE_CHECKING:
     import torch
 
-ADD, RMS = "aten.add.Tensor", "agentcompile.rms_norm.default"
-LAYER, PLAIN_LAYER = "aten.layer_norm.default", "agentcompile.layer_norm.default"
 OF_LAYER = 3  # ac::Norm of row.cuh
 WARP, WIDE = 32, 1024  # threads; columns from which on a row is a block's
 Launched = tuple[str, int, tuple[Any, ...]]  # entry, blocks, scalars
@@ -74,9 +74,12 @@ class RowNorms:
 
     def __init__(self, launch: "Callable[[tuple[torch.Tensor | None, ...], Launched], None]", compared: Compared) -> None:
         self._launch, self._compared = launch, compared
-        self.bodies: dict[tuple[str, ...], Callable[..., Any]] = {(RMS,): self.rms, (LAYER,): self.layer, (PLAIN_LAYER,): self.plain_layer}
-        for name, norm in ((RMS, rms), (LAYER, layer), (PLAIN_LAYER, plain_layer)):
-            self.bodies[ADD, name] = partial(self._sum, norm)
+        self.bodies: dict[tuple[str, ...], Callable[..., Any]] = {
+            (operator_names.RMS_NORM,): self.rms, (operator_names.ATEN_LAYER_NORM,): self.layer,
+            (operator_names.LAYER_NORM,): self.plain_layer}
+        norms = {operator_names.RMS_NORM: rms, operator_names.ATEN_LAYER_NORM: layer, operator_names.LAYER_NORM: plain_layer}
+        for name, norm in norms.items():
+            self.bodies[operator_names.ADD, name] = partial(self._sum, norm)
 
     def rms(self, x: "torch.Tensor", weight: "torch.Tensor | None", eps: float, one_plus: bool = False,
             once: bool = False) -> "torch.Tensor | None":

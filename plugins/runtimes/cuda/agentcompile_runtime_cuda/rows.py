@@ -26,6 +26,7 @@ from agentcompile_core.plugin_api import (
     f32,
     i32,
     i64,
+    operator_names,
     pointer,
 )
 
@@ -35,7 +36,7 @@ from .gated_product import GatedProduct
 from .gates import ACTIVATIONS, LIKELY, gate_of
 from .head_places import MOST, THREADS, placed, placing
 from .own_kernels import OwnKernels
-from .recurrent_bodies import CONVOLUTION, RECURRENCE, RecurrentBodies
+from .recurrent_bodies import RecurrentBodies
 from .recurrent_rows import RecurrentRows
 from .row_norms import RowNorms
 from .row_vectors import VECTOR_BYTES, even, is_aligned, whole
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("rows.cu")
 MOST_PARTS = 5  # of one merge
-ROPE, MULTIPLY, COPY = "agentcompile.rope.default", "aten.mul.Tensor", "aten.copy_.default"
-PRODUCT, EXPERTS = "aten.linear.default", "agentcompile.expert_linear.default"
-WEIGHED = (MULTIPLY, "aten.sum.dim_IntList")
 
 _NORM_SCALARS = (i32("rows", 0), i32("columns", 0), f32("eps", 0.0), i32("kind", 0))
 _GATED_SCALARS = tuple(i32(n, 0) for n in ("rows", "columns", "gate_row", "up_row", "activation"))
@@ -105,19 +103,20 @@ class RowKernels:
         recurrent = RecurrentBodies(recurrences, ShortConvolution(backend, target), self._compared)
         self._norms = RowNorms(self._launch, self._compared)
         self._bodies: dict[tuple[str, ...], Callable[..., Any]] = {
-            **self._norms.bodies, (ROPE,): self._rope, (PRODUCT,): self._few_rows,
-            (EXPERTS,): self._chosen, WEIGHED: self._weighed,
-            (RECURRENCE,): recurrent.recurrence, (CONVOLUTION,): recurrent.convolution,
-            (RECURRENCE, COPY): recurrent.recurrence_in_place, (CONVOLUTION, COPY): recurrent.convolution_in_place}
+            **self._norms.bodies, (operator_names.ROPE,): self._rope, (operator_names.LINEAR,): self._few_rows,
+            (operator_names.EXPERT_LINEAR,): self._chosen, (operator_names.MULTIPLY, operator_names.SUM): self._weighed,
+            (operator_names.RECURRENCE,): recurrent.recurrence, (operator_names.CONVOLUTION,): recurrent.convolution,
+            (operator_names.RECURRENCE, operator_names.COPY): recurrent.recurrence_in_place,
+            (operator_names.CONVOLUTION, operator_names.COPY): recurrent.convolution_in_place}
         for activation in ACTIVATIONS:
-            self._bodies[activation, MULTIPLY] = partial(self._gated, activation)
-            self._bodies[PRODUCT, activation, MULTIPLY] = partial(self._gated_product, activation)
+            self._bodies[activation, operator_names.MULTIPLY] = partial(self._gated, activation)
+            self._bodies[operator_names.LINEAR, activation, operator_names.MULTIPLY] = partial(self._gated_product, activation)
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
         """See ``Backend.body``."""
         if len(ops) == 3 and ops in self._bodies:
             self._product.expect(LIKELY[ops[1]])
-        if ops == (EXPERTS,):
+        if ops == (operator_names.EXPERT_LINEAR,):
             self._experts.expect()
         return self._bodies.get(ops)
 

@@ -3,8 +3,6 @@
 import inspect
 
 import torch
-from agentcompile_runtime_cuda.row_norms import ADD, LAYER, PLAIN_LAYER
-from agentcompile_runtime_cuda.row_norms import RMS as NORM
 from agentcompile_runtime_cuda.rows import RowKernels
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +10,9 @@ from row_cases import HALVES, SETTINGS, near, normal
 from row_cases import rows as rows
 
 from agentcompile_core.ops import operators
+from agentcompile_core.plugin_api import operator_names
 
-SUM_AND_NORM = (ADD, NORM)
+SUM_AND_NORM = (operator_names.ADD, operator_names.RMS_NORM)
 
 
 @SETTINGS
@@ -24,13 +23,13 @@ def test_norms_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
     x = normal(columns, 1, count, columns, dtype=dtype) * draw(st.sampled_from([1e-3, 1.0, 50.0]))
     weight = draw(st.sampled_from([None, normal(1, columns, dtype=dtype)]))
     one_plus, once = draw(st.sampled_from([(False, False), (True, False), (False, True)])) if weight is not None else (False, False)
-    body = rows.body(NORM)
+    body = rows.body(operator_names.RMS_NORM)
     assert body is not None
     near(body(x, weight, 1e-6, one_plus, once), operators.rms_norm(x, weight, 1e-6, one_plus, once))
 
 
 def test_layer_norms_take_all_that_the_frameworks_do(rows: RowKernels) -> None:
-    body = rows.body(LAYER)
+    body = rows.body(operator_names.ATEN_LAYER_NORM)
     assert body is not None
     schema = torch.ops.aten.layer_norm.default._schema.arguments
     assert [p.name for p in inspect.signature(body).parameters.values()] == [argument.name for argument in schema]
@@ -46,8 +45,8 @@ def test_layer_norms_are_the_operators_alone_and_of_sums(rows: RowKernels, data:
     left = (left + draw(st.sampled_from([0.0, 0.0, 8.0]))).to(dtype)
     weight, bias = (draw(st.sampled_from([None, normal(i, columns, dtype=dtype)])) for i in (1, 2))
     plain = draw(st.booleans())
-    name, how = (PLAIN_LAYER, (weight, 1e-5)) if plain else (LAYER, ((columns,), weight, bias, 1e-5))
-    alone, both = rows.body(name), rows.body(ADD, name)
+    name, how = (operator_names.LAYER_NORM, (weight, 1e-5)) if plain else (operator_names.ATEN_LAYER_NORM, ((columns,), weight, bias, 1e-5))
+    alone, both = rows.body(name), rows.body(operator_names.ADD, name)
     assert alone is not None and both is not None
 
     def exactly(x: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,7 @@ from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_runtime_cuda import gated_product, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.gates import SILU
-from agentcompile_runtime_cuda.recurrent_bodies import CONVOLUTION
-from agentcompile_runtime_cuda.row_norms import ADD, LAYER, PLAIN_LAYER
-from agentcompile_runtime_cuda.row_norms import RMS as NORM
-from agentcompile_runtime_cuda.rows import EXPERTS, MULTIPLY, PRODUCT, ROPE, WEIGHED, RowKernels, source
+from agentcompile_runtime_cuda.rows import RowKernels, source
 from hypothesis import given
 from hypothesis import strategies as st
 from row_cases import HALVES, SETTINGS, near, normal
@@ -20,9 +17,9 @@ from row_cases import rows as rows
 
 from agentcompile_core.ops import convolution, experts, operators
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin_api import BuildError, DType, Heads
+from agentcompile_core.plugin_api import BuildError, DType, Heads, operator_names
 
-GATED, SUM_AND_NORM = (SILU, MULTIPLY), (ADD, NORM)
+GATED, SUM_AND_NORM = (SILU, operator_names.MULTIPLY), (operator_names.ADD, operator_names.RMS_NORM)
 
 
 @SETTINGS
@@ -32,7 +29,7 @@ def test_weighed_sums_are_the_frameworks(rows: RowKernels, data: st.DataObject) 
     tokens, slots, columns = draw(st.integers(1, 40)), draw(st.integers(1, 9)), 8 * draw(st.integers(1, 40))
     x = normal(columns, tokens, slots, columns, dtype=dtype)
     weights = normal(slots, tokens, slots, 1, dtype=draw(st.sampled_from([dtype, torch.float32])))
-    body = rows.body(*WEIGHED)
+    body = rows.body(operator_names.MULTIPLY, operator_names.SUM)
     assert body is not None
     found, wanted = body(x, weights, (1,)), (x * weights).sum(1)
     assert found is not None and found.dtype is wanted.dtype
@@ -44,7 +41,7 @@ def test_weighed_sums_are_the_frameworks(rows: RowKernels, data: st.DataObject) 
 
 
 def test_rows_of_chosen_experts_are_the_operators(rows: RowKernels) -> None:
-    generator, body = torch.Generator().manual_seed(0), rows.body(EXPERTS)
+    generator, body = torch.Generator().manual_seed(0), rows.body(operator_names.EXPERT_LINEAR)
     assert body is not None
     for count, dtype, transposed in ((3, torch.float16, False), (100, torch.bfloat16, False), (9, torch.bfloat16, True)):
         chosen = torch.rand(count, 4, generator=generator).topk(2).indices
@@ -55,8 +52,8 @@ def test_rows_of_chosen_experts_are_the_operators(rows: RowKernels) -> None:
 
 
 @pytest.mark.parametrize("name, operator", [
-    (NORM, operators.rms_norm), (PLAIN_LAYER, operators.layer_norm), (ROPE, operators.rope),
-    (EXPERTS, experts.expert_linear), (CONVOLUTION, convolution.causal_convolution)])
+    (operator_names.RMS_NORM, operators.rms_norm), (operator_names.LAYER_NORM, operators.layer_norm), (operator_names.ROPE, operators.rope),
+    (operator_names.EXPERT_LINEAR, experts.expert_linear), (operator_names.CONVOLUTION, convolution.causal_convolution)])
 def test_bodies_take_all_that_their_operators_do(rows: RowKernels, name: str, operator: Any) -> None:
     taken, given_ = (inspect.signature(one).parameters for one in (rows.body(name), operator))  # type: ignore[arg-type]
     assert [(p.name, p.default) for p in taken.values()] == [(p.name, p.default) for p in given_.values()]
@@ -73,7 +70,7 @@ def test_rotations_are_the_operators_bit_by_bit(rows: RowKernels, data: st.DataO
     x = normal(heads, 1, count, heads + beside, dim, dtype=dtype)[:, :, :heads].transpose(1, 2)
     x = x.contiguous() if draw(st.booleans()) else x
     cos, sin = (normal(seed, 1, count, rotary, dtype=dtype) for seed in (1, 2))
-    body = rows.body(ROPE)
+    body = rows.body(operator_names.ROPE)
     assert body is not None
     found, wanted = body(x, cos, sin, interleaved), operators.rope(x, cos, sin, interleaved)
     assert found is not None and torch.equal(found, wanted)
@@ -181,7 +178,7 @@ def test_heads_that_the_kernel_does_not_take_are_refused(rows: RowKernels) -> No
 
 def test_what_a_kernel_does_not_take_is_refused(rows: RowKernels) -> None:
     x, weight = normal(0, 1, 4, 64, dtype=torch.float16), normal(1, 64, dtype=torch.float16)
-    norm, rope, gated = (rows.body(*ops) for ops in ((NORM,), (ROPE,), GATED))
+    norm, rope, gated = (rows.body(*ops) for ops in ((operator_names.RMS_NORM,), (operator_names.ROPE,), GATED))
     assert norm is not None and rope is not None and gated is not None and rows.body("aten.add.Tensor") is None
     refused: list[Any] = [
         norm(x.double(), weight.double(), 1e-6), norm(x[..., :60].contiguous(), weight[:60], 1e-6),
@@ -204,8 +201,8 @@ def test_a_kernel_that_differs_from_the_framework_is_never_used(monkeypatch: pyt
     assert body is not None and body(x, x) is None and body(x, x) is None
     both = rows.body(*SUM_AND_NORM)
     assert both is not None and both(x, x, x[0], 1e-6) is None
-    assert (layer := rows.body(LAYER)) is not None and layer(x, (64,)) is None
-    product, place = rows.body(PRODUCT), torch.zeros(4, 4, dtype=torch.float16)
+    assert (layer := rows.body(operator_names.ATEN_LAYER_NORM)) is not None and layer(x, (64,)) is None
+    product, place = rows.body(operator_names.LINEAR), torch.zeros(4, 4, dtype=torch.float16)
     skinny = rows._skinny.plain
     monkeypatch.setattr(rows._skinny, "plain", lambda *given: (skinny(*given), given[-1].mul_(1.01)))
     assert product is not None and product(x, x) is None and product(x, x, out=place) is None
@@ -229,7 +226,7 @@ def test_kernels_begin_early_where_the_device_knows_how(name: str, monkeypatch: 
         return prepare(self, handle, launch, arguments, pdl)
 
     monkeypatch.setattr(type(emulation), "prepare_launch", prepare_launch)
-    body = RowKernels(emulation, lambda: preset(name), lambda: False).body(NORM)
+    body = RowKernels(emulation, lambda: preset(name), lambda: False).body(operator_names.RMS_NORM)
     assert body is not None and body(normal(0, 1, 4, 64, dtype=torch.float16), None, 1e-6) is not None
     assert early and set(early) == {name == "h200"}
 
@@ -256,7 +253,7 @@ def test_what_else_serves_prompts_is_built_beside_the_first_kernel_and_once_in_a
     x, started = normal(3, 1, 5, 64, dtype=torch.float16), list[torch.dtype]()
     for _ in range(2):
         kernels = RowKernels(emulation, lambda: preset("h200"), lambda: False, (lambda like: started.append(like.dtype),))
-        body = kernels.body(NORM)
+        body = kernels.body(operator_names.RMS_NORM)
         assert body is not None
         assert body(x, None, 1e-6, False, False) is not None and body(x[:, :2], None, 1e-6, False, False) is not None
     assert started == [torch.float16] * 2

@@ -5,12 +5,15 @@ from typing import Any
 import pytest
 import torch
 from agentcompile_runtime_cuda.gates import GELU, RELU, SILU, gate_of
-from agentcompile_runtime_cuda.rows import MULTIPLY, PRODUCT, RowKernels
+from agentcompile_runtime_cuda.rows import RowKernels
 from hypothesis import given
 from hypothesis import strategies as st
 from test_rows import GATED, HALVES, SETTINGS, normal
 from test_rows import rows as rows
 
+from agentcompile_core.plugin_api import operator_names
+
+MULTIPLY, LINEAR = operator_names.MULTIPLY, operator_names.LINEAR
 GATED_BY: list[tuple[str, dict[str, Any]]] = [
     (SILU, {}), (GELU, {}), (GELU, {"approximate": "none"}), (GELU, {"approximate": "tanh"}), (RELU, {})]
 
@@ -40,7 +43,7 @@ def test_gates_are_the_operators(rows: RowKernels, data: st.DataObject) -> None:
 def test_an_activation_that_is_told_something_else_is_the_frameworks(rows: RowKernels) -> None:
     x = normal(1, 2, 16, dtype=torch.float16)
     for activation, how in ((GELU, {"approximate": "other"}), (SILU, {"approximate": "tanh"}), (RELU, {"inplace": True})):
-        gate, product = rows.body(activation, MULTIPLY), rows.body(PRODUCT, activation, MULTIPLY)
+        gate, product = rows.body(activation, MULTIPLY), rows.body(LINEAR, activation, MULTIPLY)
         assert gate is not None and product is not None
         assert gate(x, x, **how) is None and product(x, x, x, **how) is None
 
@@ -57,7 +60,7 @@ def test_gates_that_lie_otherwise_are_the_frameworks(rows: RowKernels) -> None:
 
 
 def test_products_of_few_rows_are_the_frameworks_and_those_of_more_are_left_to_it(rows: RowKernels) -> None:
-    plain, gated = rows.body(PRODUCT), rows.body(PRODUCT, *GATED)
+    plain, gated = rows.body(LINEAR), rows.body(LINEAR, *GATED)
     assert plain is not None and gated is not None
     x, first, second = (normal(count, *size, dtype=torch.float16) / 8 for count, size in enumerate(((1, 8, 64), (40, 64), (40, 64))))
     bias, place = normal(3, 40, dtype=torch.float16), torch.zeros(3, 40, dtype=torch.float16)
@@ -80,7 +83,7 @@ def test_each_activation_of_a_gated_product_is_told_from_the_others(rows: RowKer
     gate[:, 0], up[:, 1] = 1.0, 1.0
     results = []
     for activation, how in GATED_BY[:2] + GATED_BY[3:]:
-        body, by = rows.body(PRODUCT, activation, MULTIPLY), gate_of(activation, how)
+        body, by = rows.body(LINEAR, activation, MULTIPLY), gate_of(activation, how)
         assert body is not None and by is not None
         found, wanted = body(x, gate, up, **how), by.run(x[..., :1].double()).expand(1, count, 40)
         assert found is not None and ((found.double() - wanted).abs() <= 2.0**-10 * wanted.abs() + 2.0**-22 * 8).all()
