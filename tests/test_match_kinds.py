@@ -29,6 +29,7 @@ from agentcompile_core.stages.advise.advice_check import screen
 from agentcompile_core.stages.analyze import analyze
 from agentcompile_core.stages.validate.input_cases import cases_for
 from agentcompile_core.testing import doubles
+from agentcompile_core.testing.fake_kernels import floats
 from agentcompile_core.testing.matching import matched
 from agentcompile_core.worker import Job
 from agentcompile_core.worker.evaluate import WorkerState
@@ -113,7 +114,7 @@ class Cumulative(doubles.FakeBackend):
     name = "cumulative"
 
     def prepare_launch(self, handle, launch, arguments, pdl):
-        x, factor, out = (doubles._floats(int(a), n) for a, n in zip(arguments, (ROWS * COLUMNS, COLUMNS, ROWS * COLUMNS), strict=True))
+        x, factor, out = (floats(int(a), n) for a, n in zip(arguments, (ROWS * COLUMNS, COLUMNS, ROWS * COLUMNS), strict=True))
 
         def run(stream):
             for row in range(ROWS):

@@ -21,6 +21,7 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
+from agentcompile_core.testing.fake_kernels import floats
 from agentcompile_core.worker import Worker
 
 MODULE = '''
@@ -46,7 +47,7 @@ def adding(factor: float = 1.0, missing: int = 0, error: BaseException | None = 
     def behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int) -> None:
         if error is not None:
             raise error
-        a, b, c = (doubles._floats(address, count) for address in (in0, in1, out))
+        a, b, c = (floats(address, count) for address in (in0, in1, out))
         for i in range(count - missing):
             c[i] = (a[i] + b[i * step % count]) * factor
 
@@ -66,7 +67,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
 
     def compile_(installed: Kernel, mask: str = "1.0") -> Any:
         (tmp_path / "addition.py").write_text(MODULE.replace("MASK", mask))
-        monkeypatch.setattr(doubles, "_behave", installed)
+        monkeypatch.setattr(doubles, "behave", installed)
         return ac.compile(str(tmp_path / "addition.py"), device="cpu", run_on="fake", catalog=catalog, store=store,
                           config=Config(validators=("simple",), backend="fake", rounds=1, budget_plans=1))
 

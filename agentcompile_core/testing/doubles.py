@@ -1,16 +1,9 @@
 """Stand-ins that behave badly on command: a backend whose "kernels" are Python, a family, a simple validator.
 
-A fake source is text such as ``behave=honest us=3.0``. What it may do is listed in ``BEHAVIOURS``.
+A fake source is text such as ``behave=honest us=3.0``. What it may do is listed in ``BEHAVIOURS`` (``fake_kernels``).
 """
 
-import ctypes
 import hashlib
-import math
-import os
-import re
-import struct
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -26,35 +19,10 @@ from ..ops.reference import compare
 from ..plugin.catalog import OFFERS, Catalog
 from ..plugin.interfaces import Backend, RegionRule, TemplateFamily, TrialRun, Validator
 from ..plugin.match_kind import AttributeKind, MatchKind, OperandKind
+from .fake_kernels import BEHAVIOURS, behave, without_work, word
 from .targets import FAKE
 
-BEHAVIOURS = {
-    "honest": "adds",
-    "wrong": "is off by 1 %",
-    "nans": "writes NaN everywhere",
-    "unwritten": "leaves the last element as it was",
-    "outside": "writes one element behind the end",
-    "input": "changes its input",
-    "lies": "adds correctly the first few times only",
-    "stops": "adds the first 16 times and then returns at once",
-    "lazy": "returns at once if its output holds numbers already",
-    "caches": "adds once for each address and returns that result from then on",
-    "input_later": "adds; changes its input from the 17th time on",
-    "outside_later": "adds; writes one element behind the end from the 17th time on",
-    "abort": "calls abort()",
-    "segfault": "reads address 0",
-    "exit": "exits the process",
-    "hang": "never returns",
-    "raises": "raises an exception",
-    "no_build": "does not compile",
-    "prints": "writes to standard output, then adds",
-    "nan_time": "adds; its timing is NaN",
-    "too_fast": "adds; its timing is beyond the memory bandwidth",
-}
 FRAMEWORK_US = 10.0
-HONEST_RUNS = 6  # of a kernel that lies
-WORKING_RUNS = 16  # of one that stops, or does more harm later
-DIGEST = "fa4e"
 
 
 class FakeBackend(Backend):
@@ -105,15 +73,15 @@ class FakeBackend(Backend):
 
     def prepare_launch(self, handle: Any, launch: Launch, arguments: Sequence[int | float], pdl: bool) -> Callable[[int], None]:
         """A run that does what the text says."""
-        behaviour = _word(handle, "behave", "honest")
-        us = {"nan_time": float("nan"), "too_fast": 1e-9}.get(behaviour, float(_word(handle, "us", "5.0")))
+        behaviour = word(handle, "behave", "honest")
+        us = {"nan_time": float("nan"), "too_fast": 1e-9}.get(behaviour, float(word(handle, "us", "5.0")))
 
         def run(stream: int) -> None:
             self._us = us
             self._runs[handle] = self._runs.get(handle, 0) + 1
-            done = _without_work(behaviour, self._runs[handle], self._kept, *(int(a) for a in arguments))
+            done = without_work(behaviour, self._runs[handle], self._kept, *(int(a) for a in arguments))
             if not done:
-                _behave(behaviour, self._runs[handle], *(int(a) for a in arguments))
+                behave(behaviour, self._runs[handle], *(int(a) for a in arguments))
 
         return run
 
@@ -151,55 +119,6 @@ class ReplayingBackend(FakeBackend):
                 run()
 
         return replay
-
-
-def _word(text: str, name: str, default: str) -> str:
-    found = re.search(rf"\b{name}=(\S+)", text)
-    return found.group(1) if found else default
-
-
-def _without_work(behaviour: str, runs: int, kept: dict[int, bytes], in0: int, in1: int, out: int, count: int) -> bool:
-    """Whether a kernel that cheats is done without adding: it stopped, its output is full, or it kept an earlier result."""
-    if behaviour == "stops":
-        return runs > WORKING_RUNS
-    if behaviour == "lazy":
-        return all(math.isfinite(value) and value not in (777.0, -333.0) for value in _floats(out, count))
-    if behaviour != "caches":
-        return False
-    if in0 not in kept:
-        kept[in0] = b"".join(struct.pack("f", a + b) for a, b in zip(_floats(in0, count), _floats(in1, count), strict=True))
-    ctypes.memmove(out, kept[in0], 4 * count)
-    return True
-
-
-def _behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int) -> None:
-    if behaviour == "abort":
-        os.abort()
-    if behaviour == "segfault":
-        ctypes.string_at(0)
-    if behaviour == "exit":
-        os._exit(7)
-    if behaviour == "hang":
-        time.sleep(1e6)
-    if behaviour == "raises":
-        raise RuntimeError("the fake kernel was told to fail")
-    if behaviour == "prints":
-        sys.stdout.write("this is no message\n")
-        os.write(1, b"nor is this\n")
-    a, b, c = (_floats(address, count + 1) for address in (in0, in1, out))
-    factor = 1.01 if behaviour == "wrong" or (behaviour == "lies" and runs > HONEST_RUNS) else 1.0
-    written = count - 1 if behaviour == "unwritten" else count
-    for i in range(written):
-        c[i] = float("nan") if behaviour == "nans" else (a[i] + b[i]) * factor
-    later = runs > WORKING_RUNS
-    if behaviour == "outside" or (behaviour == "outside_later" and later):
-        c[count] = 1.0
-    if behaviour == "input" or (behaviour == "input_later" and later):
-        a[0] = c[0]
-
-
-def _floats(address: int, count: int) -> Any:
-    return (ctypes.c_float * count).from_address(address)
 
 
 FAKE_KIND = MatchKind(
@@ -320,7 +239,7 @@ class PickyValidator(SimpleValidator):
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
         """A look at the text."""
-        good = float(_word(trial.source.code, "us", "5.0")) >= 4.0
+        good = float(word(trial.source.code, "us", "5.0")) >= 4.0
         return Verdict(validator=self.name, outcome=Outcome.PASS if good else Outcome.FAIL, cause=None if good else Cause.MEMORY_FAULT,
                        message="" if good else "a race that only this validator sees")
 

@@ -18,7 +18,7 @@ from agentcompile_core.report import audit, audit_words
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.stages.emit import evidence, write
 from agentcompile_core.store import Store
-from agentcompile_core.testing import doubles
+from agentcompile_core.testing.fake_kernels import BEHAVIOURS
 
 from . import cheap
 from .registry import add, fault
@@ -185,8 +185,8 @@ def _made_again(behaviour: str, workers: str, words: str) -> Any:
 
 
 for _name in ("wrong", "lies", "stops", "lazy", "caches", "outside", "input_later"):
-    add(AREA, f"a bundle whose kernel {doubles.BEHAVIOURS[_name]}",
-        f"a bundle's kernel, which an installed family makes again, {doubles.BEHAVIOURS[_name]}",
+    add(AREA, f"a bundle whose kernel {BEHAVIOURS[_name]}",
+        f"a bundle's kernel, which an installed family makes again, {BEHAVIOURS[_name]}",
         _made_again(_name, cheap.HERE, "made again here and not validated"), "it was validated here and did not pass; the result is right")
 add(AREA, "a bundle whose kernel calls abort()", "a bundle's kernel, which an installed family makes again, ends the process that runs it",
     _made_again("abort", "agentcompile_core.testing.doubles:catalog", "SIGABRT"),

@@ -16,6 +16,7 @@ from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.ops.reference import compare, oracle
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
+from agentcompile_core.testing.fake_kernels import floats
 from agentcompile_core.worker.operands import graph_values, make_inputs
 
 from . import cheap
@@ -68,12 +69,12 @@ def _odd(name: str) -> Any:
     wrong, families, _ = ODD[name]
 
     def behave(behaviour: str, runs: int, in0: int, in1: int, out: int, count: int) -> None:
-        a, b, c = (doubles._floats(address, count) for address in (in0, in1, out))
+        a, b, c = (floats(address, count) for address in (in0, in1, out))
         c[:] = wrong(list(a), list(b), in0) if behaviour == "odd" else [x + y for x, y in zip(a, b, strict=True)]
 
     def run(folder: Path) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(doubles, "_behave", behave)
+            patch.setattr(doubles, "behave", behave)
             made = cheap.compiled(cheap.module(folder), Store(None), family=cheap.Family("odd", "honest"), workers=cheap.HERE)
             record = record_of(made, "odd")
         last = record.verdict.checks[-1].name

@@ -7,6 +7,7 @@ from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
 from agentcompile_core.report import audit
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
+from agentcompile_core.testing.fake_kernels import BEHAVIOURS
 
 from . import cheap
 from .registry import add, fault
@@ -45,10 +46,10 @@ def _kernel(behaviour: str, words: str, workers: str) -> Any:
 
 
 for _name, (_cause, _words) in REASONS.items():
-    add("kernels", f"a kernel that {doubles.BEHAVIOURS[_name]}", f"a candidate {doubles.BEHAVIOURS[_name]}",
+    add("kernels", f"a kernel that {BEHAVIOURS[_name]}", f"a candidate {doubles.BEHAVIOURS[_name]}",
         _kernel(_name, _words, cheap.HERE), KEPT)
 for _name, _words in FATAL.items():
-    add("kernels", f"a kernel that {doubles.BEHAVIOURS[_name]}", f"a candidate {doubles.BEHAVIOURS[_name]}", _kernel(_name, _words, CHILD),
+    add("kernels", f"a kernel that {BEHAVIOURS[_name]}", f"a candidate {doubles.BEHAVIOURS[_name]}", _kernel(_name, _words, CHILD),
         f"only that candidate was lost: {KEPT}")
 
 
@@ -84,7 +85,7 @@ TIMES = {"stops": "works sixteen times and returns at once from then on", "lazy"
          "outside_later": "writes past the end later on", "lies": "works a few times and not any more",
          "nan_time": "has a time that is no number", "too_fast": "is faster than memory"}
 for _name, _what in TIMES.items():
-    add("timing", f"a kernel that {_what}", f"a candidate {doubles.BEHAVIOURS[_name]}", _kernel(_name, "", cheap.HERE), KEPT)
+    add("timing", f"a kernel that {_what}", f"a candidate {BEHAVIOURS[_name]}", _kernel(_name, "", cheap.HERE), KEPT)
 
 
 class Times(doubles.FakeFamily):

@@ -15,6 +15,7 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.events import SearchStarted
 from agentcompile_core.store import Store, keys
 from agentcompile_core.testing import bad_validators, doubles
+from agentcompile_core.testing.fake_kernels import BEHAVIOURS
 from agentcompile_core.worker.evaluate import WorkerState
 
 from . import cheap
@@ -111,7 +112,7 @@ def _evidence_of_an_older_oracle(folder: Path) -> str:
 def _installed(words: str, **changes: Any) -> Any:
     def run(folder: Path) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(doubles, "_behave", adding(**changes))  # here; in the child they add
+            patch.setattr(doubles, "behave", adding(**changes))  # here; in the child they add
             made = cheap.compiled(cheap.module(folder), Store(None), workers=CHILD)
             right(made)
         assert len(made.compilation.selections[0].steps) == 1, "validation has passed the kernel"
@@ -152,8 +153,8 @@ def _untimed(behaviour: str) -> Any:
 
 
 for _name in ("lazy", "caches"):
-    add("timing", f"where nothing can be timed, a kernel that {doubles.BEHAVIOURS[_name]}",
-        f"a candidate {doubles.BEHAVIOURS[_name]}, on a backend without a clock", _untimed(_name), "it is not even provisional")
+    add("timing", f"where nothing can be timed, a kernel that {BEHAVIOURS[_name]}",
+        f"a candidate {BEHAVIOURS[_name]}, on a backend without a clock", _untimed(_name), "it is not even provisional")
 
 
 @fault("timing", "a step is faster, and stops working, inside the captured chain", "the step before it stays")
