@@ -155,7 +155,7 @@ def test_tokens_and_what_follows_are_those_of_single_steps(made: Any, requests: 
         made_by = [0, *(sum(size for _, _, size in whole[: n + 1]) for n in range(len(whole)))]
         assert made_by[len(decoded)] >= len(wanted) - 1 and (not decoded or made_by[len(decoded) - 1] < len(wanted) - 1)
         last = length + len(wanted) - 1
-        assert (int(session.position), int(session.ids), session._at) == (last, wanted[-1], last)
+        assert (int(session.position), int(session.ids), session._tokens.at) == (last, wanted[-1], last)
         assert session.history[length : last + 1].tolist() == wanted
         assert session.kv.keys[0][0, :last, 0, 0].tolist() == [*prompt[0].tolist(), *wanted[:-1]]
 

@@ -1,7 +1,7 @@
 """The owner of everything that changes: KV cache, position, tokens, captured graphs, the lock. One request at a time."""
 
 import threading
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
@@ -20,7 +20,6 @@ from .binder import bind
 from .bound_program import BoundProgram
 from .chunks import Chunk, ChunkInputs, cost_of_each, plan_chunks, rows_of
 from .device import release_cache
-from .device_choice import DeviceChoices
 from .executables import Executables
 from .live import HostPosition
 from .preparing import DecodePrograms, capture_each, chunk_sizes
@@ -29,7 +28,8 @@ from .prompts import check_length, prompt_of
 from .rows import Rows
 from .sampling import Pick
 from .several_steps import SeveralSteps
-from .token_loop import Picking, collected, look_for, token_groups, token_stream
+from .token_loop import collected
+from .token_maker import TokenMaker
 from .trailing import Trailing
 from .turning import Turning
 
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..plugin.interfaces import Backend
+    from .token_maker import Read, Tokens
     from .weights import WeightStore
-
-    Read = Callable[[torch.Tensor, int], BoundProgram]  # (prompt [1, n], new tokens): stands behind it as ``Session.prefill`` does
-    Tokens = Generator[int, None, None]
 
 
 class Session:
@@ -69,12 +67,12 @@ class Session:
         self._several, self.steps_per_graph = SeveralSteps(decode), steps_per_graph
         # Parts know it by a proxy: in a circle it would keep a device's memory, when it is gone, until somebody collects garbage.
         self.rows = Rows(proxy(self), self._programs.get("decode"), weights, executables, decode)
-        self._last: BoundProgram | None = None  # the program that ran last
-        self._prefill_inputs, self._at = dict[int, ChunkInputs](), 0  # the host's own position: of the token that the next step reads
+        self._prefill_inputs = dict[int, ChunkInputs]()
         self._live = HostPosition() if executables.prefill == "live" else None
-        self._choices = DeviceChoices(proxy(self), executables.backend.draw if executables.backend is not None else None)
         self._decoding = DecodePrograms(self._programs, kv_state.capacity)
         self._trailing, self._turning = Trailing(self.position.device), Turning(proxy(self), graphs.frequencies, weights)
+        draw = executables.backend.draw if executables.backend is not None else None
+        self._tokens = TokenMaker(proxy(self), draw, self._turning, self._decoding)
         self.agreed: set[Hashable] = set()  # kinds of prompts that others read and behind which its steps were seen to be the model's own
 
     @property
@@ -131,7 +129,7 @@ class Session:
             self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
 
-    def _steps_at_once(self, name: str, steps: int) -> Callable[[], None] | None:
+    def steps_at_once(self, name: str, steps: int) -> Callable[[], None] | None:
         """What makes ``steps`` steps of a decode program together; None: nothing does, and they are made one by one."""
         return self._several.of(self.bound(name), self.step(name), steps, self)
 
@@ -148,7 +146,7 @@ class Session:
             self.step(name)
             start = self._programs[name].start
             if name in self._decoding.names and 1 < self.steps_per_graph <= self._decoding.end(start) - start:
-                self._steps_at_once(name, self.steps_per_graph)
+                self.steps_at_once(name, self.steps_per_graph)
 
         with self._lock, self._trailing.behind(), as_captured():
             left_out = capture_each(capture, self._programs, self._bound, self._steps)
@@ -245,7 +243,7 @@ class Session:
         if chunk.tokens == 1:
             self.ids.copy_(rows[:1].view(1, 1))
             self.position.fill_(chunk.start)
-            return self._run_decode(chunk.start)
+            return self.run_step(chunk.start)
         name = f"prefill_{chunk.tokens}"
         return self._run_prefill(f"{name}_fresh" if chunk.fresh and f"{name}_fresh" in self._programs else name, chunk, rows, more)
 
@@ -253,7 +251,8 @@ class Session:
         """Name of the program whose step reads the token at ``position``."""
         return self._decoding.at(position)
 
-    def _run_decode(self, position: int, program: str = "") -> str:
+    def run_step(self, position: int, program: str = "") -> str:
+        """Run the step that reads the token at ``position``, of its own program or the one called so; the program's name."""
         name = program or self.decode_program(position)
         self.step(name)()
         return name
@@ -295,11 +294,7 @@ class Session:
         self.rows.hold(position + 1)
         self.ids.fill_(token)
         self.position.fill_(position)
-        return self.bound(self._run_decode(position, program)).output(0)[0, -1].clone()
-
-    def _begin(self, prompt: "torch.Tensor", count: int, read: "Read | None") -> BoundProgram:
-        self._at = prompt.shape[1]
-        return (read or self.prefill)(prompt, count)
+        return self.bound(self.run_step(position, program)).output(0)[0, -1].clone()
 
     def greedy(self, prompt: "torch.Tensor", count: int, eos: frozenset[int], watched: bool, read: "Read | None" = None) -> "Tokens":
         """The most likely tokens behind a prompt, which ``read`` reads, else ``prefill``, for whoever has the right to run.
@@ -307,44 +302,8 @@ class Session:
         ``watched``: somebody waits for each one. However it ends, the session stands at the last token that was taken; what runs beyond it
         is overwritten before it is read.
         """
-        self._begin(prompt, count, read)
-        last, token = self._at - 1, 0
-        try:
-            for token in token_groups(count, self._advance_by, look_for(self.history, prompt.shape[1], count, eos, watched)):
-                last += 1
-                yield token
-        finally:
-            if prompt.shape[1] <= last < self._at:
-                self.ids.fill_(token)
-                self.position.fill_(last)
-                self._at = last
+        yield from self._tokens.greedy(prompt, count, eos, watched, read)
 
     def picking(self, prompt: "torch.Tensor", count: int, pick: Pick, watched: bool = True, read: "Read | None" = None) -> "Tokens":
         """As ``greedy``, with each token chosen by ``pick`` from the logits, until ``pick`` stops; by the device where ``pick`` lets it."""
-        self._last = self._begin(prompt, count, read)
-        if pick.alone is not None:
-            look = look_for(self.history, prompt.shape[1], count, pick.alone.eos, watched or bool(pick.alone.eos))
-            yield from self._choices.begin(pick, pick.alone, prompt).tokens(count, self._advance, look, self._logits)
-        else:
-            yield from token_stream(count, self._advance, Picking(pick, prompt, count, self, self._logits))
-
-    def _advance(self) -> None:
-        self._turning.step(self._at)
-        self._last = self.bound(self._run_decode(self._at))
-        self._at += 1
-
-    def _advance_by(self, left: int) -> int:
-        """Make steps whose tokens the device chooses, at most ``left``; how many. All of them in one program, for a graph holds one."""
-        steps, room = self.steps_per_graph, min(left, self._decoding.end(self._at) - self._at, self._turning.room(self._at))
-        several = self._steps_at_once(self.decode_program(self._at), steps) if 1 < steps <= room else None
-        if several is None:
-            self._advance()
-            return 1
-        several()
-        self._at += steps
-        return steps
-
-    def _logits(self) -> "torch.Tensor":
-        """Logits [vocabulary] behind the last position, of the program that ran last."""
-        assert self._last is not None
-        return self._last.output(0)[0, -1]
+        yield from self._tokens.picking(prompt, count, pick, watched, read)

@@ -23,7 +23,8 @@ from .sequences import Sequences
 from .step_cache import StepCache
 
 if TYPE_CHECKING:
-    from ..session import Read, Session
+    from ..session import Session
+    from ..token_maker import Read
 
 Say = Callable[[str], None]
 

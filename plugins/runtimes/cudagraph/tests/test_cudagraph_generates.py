@@ -118,7 +118,7 @@ def test_drawn_tokens_are_huggingfaces_and_no_step_waits_for_the_host(
     mine.prepare()
     captures, capture = [], mine.capture
     monkeypatch.setattr(mine, "capture", lambda run, **named: captures.append(run) or capture(run, **named))
-    monkeypatch.setattr("agentcompile_core.runtime.session.Picking", refused)
+    monkeypatch.setattr("agentcompile_core.runtime.token_maker.Picking", refused)
     options = {"do_sample": True, "eos_token_id": None, **asked}
     for seed in range(4):
         torch.manual_seed(seed)
