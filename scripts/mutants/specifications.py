@@ -4,71 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from agentcompile_rules_transformers import testing as made
-from agentcompile_rules_transformers.attention import AttentionRule
-from agentcompile_rules_transformers.elementwise import ElementwiseRule
-from agentcompile_rules_transformers.rope import RopeTableRule
-from attrs import evolve
 
-from agentcompile_core.plugin_api import DType, Graph, Match, Symbol, ValueKind, operator_names
-from agentcompile_core.testing.matching import matched
+from agentcompile_core.plugin_api import DType
 
-Pair = tuple[Match, Graph]
-
-
-def _row_broadcast() -> Pair:
-    draft, dtype = made.Draft(), DType.F16
-    shape = (1, 3, 40)
-    x = draft.given("in0", shape, dtype)
-    shifted = draft.one("aten.add.Tensor", (x, draft.given("in1", (40,), dtype)), shape, dtype)
-    return matched(ElementwiseRule(), draft.graph(draft.one("aten.tanh.default", (shifted,), shape, dtype)))
-
-
-def _partly_rotated_with_sinks(heads: tuple[int, int], head_dim: int, rotary_dim: int, dtype: DType) -> Pair:
-    """Decode attention whose heads rotate in their first ``rotary_dim`` elements, with one sink per query head."""
-    draft, capacity = made.Draft(), 96
-    table = tuple(draft.given(name, (1, 1, rotary_dim), dtype) for name in ("cos", "sin"))
-    sides = []
-    for name, count in zip(("q", "k", "v"), (heads[0], heads[1], heads[1]), strict=True):
-        side = draft.given(name, (1, 1, count, head_dim), dtype)
-        side = draft.one("aten.transpose.int", (side, 1, 2), (1, count, 1, head_dim), dtype, kind="view")
-        sides.append(side if name == "v" else draft.one(operator_names.ROPE, (side, *table), (1, count, 1, head_dim), dtype))
-    states = [draft.given(name, (1, capacity, heads[1], head_dim), dtype, ValueKind.STATE) for name in ("k_cache", "v_cache")]
-    position, sinks = draft.given("position", (1,), DType.I64), draft.weight("sinks", heads[0], dtype=dtype)
-    arguments = (*sides, *states, position, head_dim**-0.5, 0, 0.0, sinks)
-    shape = (1, 1, heads[0], head_dim)
-    return matched(AttentionRule(), draft.graph(*draft.call(operator_names.ATTENTION, arguments, shape, dtype=dtype,
-                                                            mutates=("k_cache", "v_cache"))))
-
-
-def _scaled_table(half: int, scaling: float) -> Pair:
-    """The table of a position whose entries are scaled, as long contexts have it."""
-    draft, dtype = made.Draft(), DType.F16
-    given = (draft.given("position", (1, 1), DType.I64), draft.given("inv_freq", (half,), DType.F32, ValueKind.CONSTANT))
-    shapes = [(1, 1, 2 * half)] * 2
-    table = draft.call(operator_names.ROTARY, (*given, scaling, Symbol("dtype", dtype.value)), *shapes, dtype=dtype)
-    return matched(RopeTableRule(), draft.graph(*table))
-
-
-def _ordered() -> Pair:
-    """The smaller of two numbers and the greater of that and a third, as bounds are written."""
-    draft, shape, dtype = made.Draft(), (1, 3, 90), DType.F32
-    given = [draft.given(f"in{i}", shape, dtype) for i in range(3)]
-    low = draft.one("aten.minimum.default", (given[0], given[1]), shape, dtype)
-    return matched(ElementwiseRule(), draft.graph(draft.one("aten.maximum.default", (low, given[2]), shape, dtype)))
-
-
-def _turned_part() -> Pair:
-    """A part of four axes, all of them longer than one and in another order, from behind the beginning of its tensor, in one piece."""
-    draft, dtype = made.Draft(), DType.F16
-    whole = draft.given("in0", (3, 4, 7, 6), dtype)
-    strides = (168, 42, 6, 1)
-    part = draft.one("aten.slice.Tensor", (whole, 2, 2, 7), (3, 4, 5, 6), dtype, kind="view")
-    draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, strides=strides))
-    shape = (5, 3, 6, 4)
-    turned = draft.one("aten.permute.default", (part, (2, 0, 3, 1)), shape, dtype, kind="view")
-    turned_strides = tuple(strides[axis] for axis in (2, 0, 3, 1))
-    draft.values[-1] = evolve(draft.values[-1], spec=evolve(draft.values[-1].spec, strides=turned_strides))
-    return matched(ElementwiseRule(), draft.graph(draft.one("aten.contiguous.default", (turned,), shape, dtype, kind="copy")))
+from .drafted import Pair, ordered, partly_rotated_with_sinks, row_broadcast, scaled_table, turned_part
 
 
 def _linear(**said: Any) -> Callable[[], Pair]:
@@ -136,8 +75,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**TENSOR, "merge": "cluster", "warps": 2, "splits": 4}),
     ("tensor_narrow_window", "attention", _attention(heads=(4, 2), head_dim=64, capacity=200, window=40, dtype=DType.BF16),
      {**TENSOR, "merge": "global", "warps": 2, "splits": 4, "unroll": 1, "early_kv": False}),
-    ("lanes_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 2), 64, 32, DType.F16), {**LANES, "splits": 2}),
-    ("tensor_partial_sinks", "attention", lambda: _partly_rotated_with_sinks((4, 1), 128, 64, DType.BF16), {**TENSOR, "splits": 1}),
+    ("lanes_partial_sinks", "attention", lambda: partly_rotated_with_sinks((4, 2), 64, 32, DType.F16), {**LANES, "splits": 2}),
+    ("tensor_partial_sinks", "attention", lambda: partly_rotated_with_sinks((4, 1), 128, 64, DType.BF16), {**TENSOR, "splits": 1}),
     ("lanes_slopes", "attention", _sloped(heads=(4, 2), head_dim=96, value_dim=64, capacity=120, slopes=(0.5, 0.02, 0.25, 0.1)),
      {**LANES, "splits": 2}),
     ("lanes_pairs", "attention", _attention(heads=(4, 2), head_dim=64, capacity=96, rope="pairs_wide", dtype=DType.BF16),
@@ -190,7 +129,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("rope_heads_shared", "rope", lambda: made.rope_heads_case(heads=4, rotary=16, rest=22, shared=True, dtype=DType.BF16,
                                                                table=DType.F32), {}),
     ("rope_table", "rope_table", lambda: made.rope_table_case(half=48, dtype=DType.F32), {}),
-    ("rope_table_scaled", "rope_table", lambda: _scaled_table(half=20, scaling=1.25), {}),
+    ("rope_table_scaled", "rope_table", lambda: scaled_table(half=20, scaling=1.25), {}),
     ("rope_table_interleaved", "rope_table", lambda: made.rope_table_case(half=70, interleaved=True, dtype=DType.BF16), {"threads": 64}),
     ("rope_table_blocks", "rope_table", lambda: made.rope_table_case(half=150), {"threads": 64}),
     ("elementwise_vectors", "elementwise", lambda: made.elementwise_case(columns=2056), {}),
@@ -198,10 +137,10 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
                                                                          dtype=DType.BF16), {}),
     ("elementwise_chain", "elementwise", lambda: made.elementwise_case(columns=70, operators=("sigmoid", "mul", "tanh", "add", "gelu"),
                                                                       dtype=DType.F32), {}),
-    ("elementwise_row", "elementwise", _row_broadcast, {}),
+    ("elementwise_row", "elementwise", row_broadcast, {}),
     ("elementwise_channels", "elementwise", lambda: made.batch_norm_case(shape=(2, 5, 3, 7), activation="relu"), {}),
-    ("elementwise_ordered_f32", "elementwise", _ordered, {}),
-    ("elementwise_turned_part", "elementwise", _turned_part, {}),
+    ("elementwise_ordered_f32", "elementwise", ordered, {}),
+    ("elementwise_turned_part", "elementwise", turned_part, {}),
     ("elementwise_parts_of_heads", "elementwise", lambda: made.part_case(heads=5, width=24, dtype=DType.BF16), {}),
     ("masked_attention_seen", "masked_attention",
      lambda: made.masked_attention_case(sizes=(2, 4, 2, 9, 45, 24), mask=(2, 1, 1, 45)), {"warps": 4, "rows_per_warp": 1}),
