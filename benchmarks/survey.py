@@ -27,8 +27,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("models", nargs="*", metavar="MODEL", help="names of folders in benchmarks/configs (default: all of them)")
-    made.add_argument("--gpus", type=int, default=1, help="models are dealt to this many GPUs, one at a time on each (default: %(default)s)")
-    made.add_argument("--seconds", type=float, default=7200.0, help="no model is begun, and none goes on, after this time (default: %(default)s)")
+    made.add_argument("--gpus", type=int, default=1, help="models are dealt to so many GPUs, one at a time on each (default: %(default)s)")
+    made.add_argument("--seconds", type=float, default=7200.0,
+                      help="no model is begun, and none goes on, after this time (default: %(default)s)")
     made.add_argument("--model-seconds", type=float, default=300.0, help="a model that takes longer has failed (default: %(default)s)")
     made.add_argument("--needs-seconds", type=float, default=60.0, help="none is begun when less is left (default: %(default)s)")
     made.add_argument("--logs", type=Path, help="folder of what each process printed (default: none is kept)")
