@@ -25,5 +25,5 @@ def _operators(row: dict[str, Any]) -> str:
     if "framework_operators" not in row:
         return "-"
     most = sorted(row["framework_operators"].items(), key=lambda item: (-item[1], item[0]))
-    said = [f"{count} {op.removeprefix('aten.').split('.')[0]}" for op, count in most]
+    said = [f"{count} {op.removeprefix('aten.').rpartition('.')[0]}" for op, count in most]
     return ", ".join((*said[:3], *([f"{len(said) - 3} more"] if len(said) > 3 else [])))

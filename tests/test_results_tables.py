@@ -198,5 +198,13 @@ def test_models_that_were_not_measured_beside_eager_have_a_row_too(tables: Any) 
             "prefill_ms": 3.0, "repetitions": 5}
     eager = {**ours, "model": "other", "system": "eager", "step_ms": 20.0}
     made = importlib.import_module("architecture_tables").architectures(document([ours, {**ours, "model": "other"}, eager]))
-    assert "| one | 128/128 | 2.000 | 1.000 | 2.00x | 100.0% | 3.00 | - | - | 5 |" in made
+    assert "| one | 128/128 | 2.000 | 1.000 | 2.00x | 100.0% | - | - | 3.00 | - | - | 5 |" in made
     assert "| 20.000 | 10.00x | 5 |" in made
+
+
+def test_operators_that_are_left_to_the_framework_are_named(tables: Any) -> None:
+    left = {"aten.topk.default": 48, "aten.index.Tensor": 1, "aten.where.self": 3, "agentcompile.rope.default": 2}
+    ours = {"model": "one", "workload": "128/128", "system": "agentcompile", "step_ms": 2.0, "floor_step_ms": 1.0, "generated_share": 0.5,
+            "prefill_ms": 3.0, "repetitions": 5, "generated_calls": 7, "framework_operators": left}
+    made = importlib.import_module("architecture_tables").architectures(document([ours]))
+    assert "| 50.0% | 7 | 48 topk, 3 where, 2 agentcompile.rope, 1 more | 3.00 |" in made

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEPT = 4  # settings of a session whose captured choices are kept: those that a caller alternates between
 PLACES = 8  # where logits lie, at the most: each program leaves them in a place of its own; where steps are not captured they never stay
 WARM_UPS = 2
-NONE = -1  # no position
+NONE = (1 << 63) - 1  # behind every position
 
 
 @frozen
@@ -87,14 +87,14 @@ class _Choice:
         session.history.index_copy_(0, session.position, token.view(1))
         if self.tokens is not None:
             self.tokens.index_copy_(1, session.position, token.view(1, 1))
-        self.refused.copy_(torch.where(refused & (self.refused == NONE), session.position, self.refused))
+        torch.minimum(self.refused, torch.where(refused, session.position, self.refused), out=self.refused)
 
 
 class DeviceChoice:
     """The choices of one request. The first one, behind a prompt, is made from Python; those behind steps are captured once and replayed.
 
     ``tokens`` int64 [1, positions]: where processors find which tokens there were, None: they do not ask. ``refused`` int64 [1]: the
-    position of the first token that could not be chosen, -1: none.
+    position of the first token that could not be chosen, NONE: there is none.
     """
 
     def __init__(self, pick: Pick, session: SessionState, length: int, tokens: "torch.Tensor | None", refused: "torch.Tensor",
@@ -127,7 +127,7 @@ class DeviceChoice:
                 yield token
         finally:
             self._give_back(self._made - given)
-        if NONE < int(self._refused) < self._length + given:
+        if int(self._refused) < self._length + given:
             raise UsageError("the probabilities of a token contain inf, NaN or numbers below 0, or are all 0: the model's logits or the "
                              "processors of the request made them; see remove_invalid_values of generation_config")
 

@@ -3,15 +3,19 @@
 // logits [n] of T; clocks [n] fp32, positive; token [1]; refused [1]: whether the probabilities would be no numbers (a NaN or an
 // infinity among the scores, or nothing but minus infinity). Scores of 16 bits have 65,536 values at the most, so a count of each
 // says all that top-k, top-p and min-p ask for: nothing is sorted, and sums have one order. Three launches behind each other:
-//   draw_count    counts [65536], zero before: how many scores there are of each value, by keys that rise with the value
-//   draw_bounds   one block; bounds [4]: the smallest key that is kept, the first index of that key's elements that is kept (of equals
-//                 the later ones are likelier to be), the score of the likeliest, the probability of all that is kept (times the
-//                 likeliest's); see Bounds. Keys are taken in rows of 32, a row by a warp; most rows are empty, which costs nothing
-//   draw_pick     best [1] and counter [1], zero before: the largest of all probabilities over their clocks, the smallest index among
-//                 equals, by one 64-bit maximum of both
+//   draw_count    counts [65536], zero before: how many scores there are of each value, by keys that rise with the value; the largest
+//                 key and whether all are numbers in tally, zero before
+//   draw_bounds   numbers, masses [2048]: of each row of 32 keys how many scores it has and their probability (times the likeliest's),
+//                 a row by a warp, all over the device; the block that ends last has eight rows a thread in registers and says in
+//                 bounds what is kept (see Bounds)
+//   draw_pick     the largest of all probabilities over their clocks, the smallest index among equals. Elements of the smallest key
+//                 that is kept may be kept in part, the later ones (of equals these are likelier to be): each block says in parts what
+//                 it found above that key and among its elements, and how many these are; the block that ends last knows from which
+//                 one on they are kept, and looks at that one again
 // `scale` is the inverse of the temperature, by which torch multiplies on a device; `left_out` is 1 - top_p in fp32, which transformers
 // compares with; 0 for all. Wins over sorting the vocabulary; beside processors that sort nothing it is not measured.
 #include <agentcompile/dtype.cuh>
+#include <agentcompile/ptx.cuh>
 #include <agentcompile/reduce.cuh>
 #include <agentcompile/split.cuh>
 #include "plan.cuh"
@@ -23,11 +27,12 @@ using Vector = ac::Vec16<T>;
 constexpr int keys = 65536;
 constexpr int row_keys = ac::warp_size;
 constexpr int rows = keys / row_keys;
-constexpr int rows_each = rows / Plan::bounding;
-constexpr int bounding_warps = Plan::bounding / ac::warp_size;
-constexpr int in_flight = 8;  // rows whose counts a warp loads before it looks at the first
+constexpr int rows_each = rows / Plan::threads;                     // that a thread of the last block holds
 constexpr int warps = Plan::threads / ac::warp_size;
-static_assert(rows % Plan::bounding == 0 && rows % (bounding_warps * in_flight) == 0, "rows are dealt out evenly");
+constexpr int rows_of_warp = rows / (Plan::row_blocks * warps);     // that a warp adds up
+constexpr int block_elements = Plan::threads * Vector::size;        // neighbours in the vocabulary that a block looks at
+constexpr int all_of_them = 0x7fffffff;
+static_assert(rows % Plan::threads == 0 && rows % (Plan::row_blocks * warps) == 0, "rows are dealt out evenly");
 
 union Bits {
   T value;
@@ -35,11 +40,29 @@ union Bits {
   __device__ Bits() {}
 };
 
+// What is found on the way; all of it is zero before a draw.
+struct Tally {
+  unsigned int bounded;  // blocks of draw_bounds, and of draw_pick, that have ended
+  unsigned int picked;
+  int above_largest;     // the largest key + 1
+  int no_number;         // 1: a NaN or plus infinity
+  int likely_below;      // keys - the smallest key that is likely enough for min-p
+};
+
 struct Bounds {
-  int key;
-  int first;
-  float most;
-  float kept;
+  int key;     // the smallest that is kept
+  int kept;    // so many of its elements, the last ones; all_of_them: every one
+  float most;  // the score of the likeliest
+  float mass;  // the probability of all that is kept (times the likeliest's)
+};
+
+// What a block of draw_pick found: the best candidate among those that are kept in any case, and among the elements of the smallest
+// key that is kept, if they are kept in part; how many these are.
+struct Part {
+  unsigned long long sure;
+  unsigned long long edge;
+  int count;
+  int unused;
 };
 
 // Rises with the value; both zeros have one key. NaNs lie beyond the keys of the infinities.
@@ -58,35 +81,22 @@ __device__ __forceinline__ float value_of(int key) {
 
 __device__ __forceinline__ float chance(float score, float most) { return expf(score - most); }
 
-// Visits every element of a thread's share with its index.
-template <class Visit> __device__ __forceinline__ void each_element(const T* logits, int n, Visit visit) {
-  const int thread = blockIdx.x * Plan::threads + threadIdx.x;
-  const int threads = gridDim.x * Plan::threads;
-  const int in_vectors = ac::is_aligned16(logits) ? n / Vector::size * Vector::size : 0;
-  for (int i = thread * Vector::size; i < in_vectors; i += threads * Vector::size) {
-    const Vector vector = Vector::load(logits + i);
-    const T* elements = reinterpret_cast<const T*>(&vector);
-#pragma unroll
-    for (int e = 0; e < Vector::size; ++e) visit(i + e, elements[e]);
-  }
-  for (int i = in_vectors + thread; i < n; i += threads) visit(i, logits[i]);
-}
+// The element `e` of this thread's in the block number `block`, of which `group` is the thread's place from the first element on.
+__device__ __forceinline__ int index_of(int block, int group, int e) { return block * block_elements + group * Vector::size + e; }
 
-// What the threads before this one hold together, and all of them. `scratch`: one entry per thread; free again afterwards.
-template <class Value> __device__ Value sum_before(Value mine, Value* scratch, Value& total) {
-  const int thread = threadIdx.x;
-  scratch[thread] = mine;
-  __syncthreads();
-  for (int step = 1; step < Plan::bounding; step *= 2) {
-    const Value other = thread >= step ? scratch[thread - step] : Value(0);
-    __syncthreads();
-    scratch[thread] += other;
-    __syncthreads();
+// This thread's neighbours, minus infinity behind the last one.
+__device__ __forceinline__ void load_elements(const T* logits, int n, int block, int group, T (&elements)[Vector::size]) {
+  const int first = index_of(block, group, 0);
+  if (first + Vector::size <= n && ac::is_aligned16(logits)) {
+    const Vector vector = Vector::load(logits + first);
+#pragma unroll
+    for (int e = 0; e < Vector::size; ++e) elements[e] = reinterpret_cast<const T*>(&vector)[e];
+  } else {
+#pragma unroll
+    for (int e = 0; e < Vector::size; ++e) {
+      elements[e] = first + e < n ? logits[first + e] : ac::from_float<T>(__int_as_float(static_cast<int>(0xff800000u)));
+    }
   }
-  const Value before = thread > 0 ? scratch[thread - 1] : Value(0);
-  total = scratch[Plan::bounding - 1];
-  __syncthreads();
-  return before;
 }
 
 template <class Value> __device__ __forceinline__ Value sum_of_warp(Value value) {
@@ -95,236 +105,349 @@ template <class Value> __device__ __forceinline__ Value sum_of_warp(Value value)
   return value;
 }
 
-// The index from which on elements of key `edge` are kept, so that `kept` of them are: each warp counts those of a range of its own,
-// and the one in whose range the first of them lies looks for it from the end. `found`: one entry per warp.
-__device__ int first_of_last(const T* logits, int n, int edge, int kept, int* found, int* first) {
-  const int warp = threadIdx.x / ac::warp_size, lane = threadIdx.x % ac::warp_size;
-  const int range = (n + bounding_warps - 1) / bounding_warps;
-  const int begin = min(n, warp * range), end = min(n, begin + range);
-  int equal = 0;
-#pragma unroll 8
-  for (int i = begin + lane; i < end; i += ac::warp_size) equal += key_of(logits[i]) == edge;
-  equal = sum_of_warp(equal);
-  if (lane == 0) found[warp] = equal;
+template <class Value> __device__ __forceinline__ Value larger(Value a, Value b) { return a > b ? a : b; }
+
+// The largest value of the block, in its thread 0. `scratch`: one entry per warp.
+template <class Value> __device__ __forceinline__ Value largest_of_block(Value mine, Value* scratch) {
+#pragma unroll
+  for (int offset = ac::warp_size / 2; offset > 0; offset /= 2) mine = larger(mine, __shfl_xor_sync(ac::full_warp, mine, offset));
+  if (threadIdx.x % ac::warp_size == 0) scratch[threadIdx.x / ac::warp_size] = mine;
   __syncthreads();
-  int behind = 0;
-  for (int other = warp + 1; other < bounding_warps; ++other) behind += found[other];
-  if (behind < kept && kept <= behind + equal) {
-    int wanted = kept - behind;
-    for (int last = end - 1; last >= begin; last -= ac::warp_size) {  // lane 0 looks at the last element
-      const int i = last - lane;
-      unsigned int those = __ballot_sync(ac::full_warp, i >= begin && key_of(logits[max(i, begin)]) == edge);
-      const int some = __popc(those);
-      if (some < wanted) {
-        wanted -= some;
-        continue;
-      }
-      while (--wanted > 0) those &= those - 1;  // the lowest lanes hold the last elements
-      if (lane == 0) *first = last - (__ffs(static_cast<int>(those)) - 1);
-      break;
-    }
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int other = 1; other < warps; ++other) mine = larger(mine, scratch[other]);
   }
   __syncthreads();
-  return *first;
+  return mine;
+}
+
+// What this lane and those before it hold together.
+template <class Value> __device__ __forceinline__ Value sum_up_to(Value mine, int lane) {
+#pragma unroll
+  for (int offset = 1; offset < ac::warp_size; offset *= 2) {
+    const Value other = __shfl_up_sync(ac::full_warp, mine, offset);
+    if (lane >= offset) mine += other;
+  }
+  return mine;
+}
+
+// What the threads before this one hold together, and all of them. `scratch`: one entry per warp; free again afterwards.
+template <class Value> __device__ __forceinline__ Value sum_before(Value mine, Value* scratch, Value& total) {
+  const int warp = threadIdx.x / ac::warp_size, lane = threadIdx.x % ac::warp_size;
+  const Value up_to = sum_up_to(mine, lane);
+  if (lane == ac::warp_size - 1) scratch[warp] = up_to;
+  __syncthreads();
+  Value before = __shfl_up_sync(ac::full_warp, up_to, 1);
+  if (lane == 0) before = Value(0);
+  Value earlier = Value(0), all = Value(0);
+#pragma unroll
+  for (int other = 0; other < warps; ++other) {
+    if (other == warp) earlier = all;
+    all += scratch[other];
+  }
+  __syncthreads();
+  total = all;
+  return earlier + before;
+}
+
+// A number that is larger where the ratio is, and, of equal ratios, the index smaller; 0: no candidate.
+__device__ __forceinline__ unsigned long long candidate_of(float ratio, int index) {
+  if (!(ratio >= 0.0f)) return 0;
+  const unsigned int bits = static_cast<unsigned int>(__float_as_int(ratio));
+  return static_cast<unsigned long long>(bits) << 32 | (0xffffffffu - static_cast<unsigned int>(index));
+}
+
+__device__ __forceinline__ unsigned long long candidate(const Bounds& given, T score, float scale, const float* clocks, int index) {
+  return candidate_of(chance(ac::to_float(score) * scale, given.most) / given.mass / clocks[index], index);
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Plan::threads) draw_count(const Plan::T* logits, int* counts, int n) {
+extern "C" __global__ void __launch_bounds__(Plan::threads) draw_count(const Plan::T* logits, int* counts, int* tally_words, int n) {
+  __shared__ int scratch[warps];
+  ac::grid_dependency_wait();
+  if constexpr (Plan::pdl) ac::launch_dependents();
+  Tally* tally = reinterpret_cast<Tally*>(tally_words);
+  T elements[Vector::size];
+  load_elements(logits, n, blockIdx.x, threadIdx.x, elements);
+  const int key_of_infinity = key_of(ac::from_float<T>(__int_as_float(0x7f800000)));
+  const int key_of_minus_infinity = key_of(ac::from_float<T>(__int_as_float(static_cast<int>(0xff800000u))));
   int key = -1, run = 0;  // neighbours are often equal where a part of a vocabulary is left out
-  each_element(logits, n, [&](int, T value) {
-    const int next = key_of(value);
+  int largest = -1, no_number = 0;
+#pragma unroll
+  for (int e = 0; e < Vector::size; ++e) {
+    if (index_of(blockIdx.x, threadIdx.x, e) >= n) break;
+    const int next = key_of(elements[e]);
     if (next != key) {
       if (run > 0) atomicAdd(&counts[key], run);
       key = next;
       run = 0;
     }
     ++run;
-  });
+    largest = max(largest, next);
+    no_number |= next >= key_of_infinity || next < key_of_minus_infinity;
+  }
   if (run > 0) atomicAdd(&counts[key], run);
+  largest = largest_of_block(largest, scratch);
+  no_number = largest_of_block(no_number, scratch);
+  if (threadIdx.x == 0) {
+    atomicMax(&tally->above_largest, largest + 1);
+    if (no_number) atomicMax(&tally->no_number, 1);
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(Plan::bounding)
-draw_bounds(const Plan::T* logits, const int* counts, int* bounds, int* refused, int n, float scale, int top_k, float left_out,
-            float min_p) {
-  __shared__ double masses[rows];
-  __shared__ int numbers[rows];
-  __shared__ double sums[Plan::bounding];
-  __shared__ int ranks[Plan::bounding];
-  __shared__ int of_warps[bounding_warps];
-  __shared__ int largest, smallest, kept_of_smallest, likely_enough, edge_row, first, bad;
-  __shared__ double held_at_edge;
+extern "C" __global__ void __launch_bounds__(Plan::threads)
+draw_bounds(const int* counts, int* tally_words, int* numbers, double* masses, int* bounds, bool* refused, int n, float scale, int top_k,
+            float left_out, float min_p) {
+  __shared__ int ranks[warps];
+  __shared__ double sums[warps];
+  __shared__ int smallest, kept_of_smallest, edge_row, edge_rank;
+  __shared__ double held_at_edge, mass_of_edge_row;
+  __shared__ bool last;
   const int thread = threadIdx.x, warp = thread / ac::warp_size, lane = thread % ac::warp_size;
-  if (thread == 0) {
-    largest = -1;
-    smallest = 0;
-    likely_enough = keys;
-    edge_row = rows;
-    first = 0;
-    bad = 0;
-  }
-  __syncthreads();
+  ac::grid_dependency_wait();
+  if constexpr (Plan::pdl) ac::launch_dependents();
+  Tally* tally = reinterpret_cast<Tally*>(tally_words);
+  const int largest = tally->above_largest - 1;
+  const float most = value_of(largest) * scale;
+  const auto chance_of = [&](int key) { return chance(value_of(key) * scale, most); };
 
-  // How many scores each row has.
-  const int key_of_infinity = key_of(ac::from_float<T>(__int_as_float(0x7f800000)));
-  const int key_of_minus_infinity = key_of(ac::from_float<T>(__int_as_float(static_cast<int>(0xff800000u))));
-  int top = -1;
-  bool wrong = false;
-  for (int row = warp; row < rows; row += bounding_warps * in_flight) {
-    int some[in_flight];
+  // How many scores each row has, and how likely they are together.
+  const int first_row = (blockIdx.x * warps + warp) * rows_of_warp;
+  int some[rows_of_warp];
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) some[i] = counts[(row + i * bounding_warps) * row_keys + lane];
+  for (int i = 0; i < rows_of_warp; ++i) some[i] = counts[(first_row + i) * row_keys + lane];
+  int likely_below = 0;
 #pragma unroll
-    for (int i = 0; i < in_flight; ++i) {
-      const int at = row + i * bounding_warps, key = at * row_keys + lane;
-      if (some[i] > 0) {
-        top = max(top, key);
-        wrong = wrong || key >= key_of_infinity || key < key_of_minus_infinity;
-      }
-      const int number = sum_of_warp(some[i]);
-      if (lane == 0) numbers[at] = number;
+  for (int i = 0; i < rows_of_warp; ++i) {
+    const int key = (first_row + i) * row_keys + lane;
+    double mass = 0.0;
+    if (some[i] > 0) {
+      const float each = chance_of(key);
+      mass = some[i] * static_cast<double>(each);
+      if (each >= min_p || key == largest) likely_below = max(likely_below, keys - key);
+    }
+    const int number = sum_of_warp(some[i]);
+    if (number > 0) mass = sum_of_warp(mass);
+    if (lane == 0) {
+      numbers[first_row + i] = number;
+      masses[first_row + i] = mass;
     }
   }
-  if (top >= 0) atomicMax(&largest, top);
-  if (wrong) atomicMax(&bad, 1);
-  __syncthreads();
-  const float most = value_of(largest) * scale;
-  if (thread == 0) refused[0] = bad || largest <= key_of_minus_infinity || !(fabsf(most) < __int_as_float(0x7f800000));
-  auto chance_of = [&](int key) { return chance(value_of(key) * scale, most); };
-  const int last_row = rows - 1 - thread * rows_each;  // of this thread's rows, which fall from thread 0 on
+  if (min_p > 0.0f) {
+    likely_below = largest_of_block(likely_below, ranks);
+    if (thread == 0 && likely_below > 0) atomicMax(&tally->likely_below, likely_below);
+  }
+  if (thread == 0) {
+    smallest = 0;
+    kept_of_smallest = all_of_them;
+    edge_row = rows;
+  }
+  if (!ac::arrive_last(&tally->bounded, gridDim.x, &last)) return;
+
+  // Rows fall from thread 0 on.
+  const int top_row = rows - 1 - thread * rows_each;
+  int number_of[rows_each];
+  double mass_of[rows_each];
+#pragma unroll
+  for (int i = 0; i < rows_each; ++i) {
+    number_of[i] = ac::load_relaxed(numbers + top_row - i);
+    mass_of[i] = ac::load_relaxed(masses + top_row - i);
+  }
 
   // The k-th largest: all that equal it are kept.
   if (top_k > 0 && top_k < n) {
     int mine = 0, all;
-    for (int i = 0; i < rows_each; ++i) mine += numbers[last_row - i];
+#pragma unroll
+    for (int i = 0; i < rows_each; ++i) mine += number_of[i];
     int rank = sum_before(mine, ranks, all);
     if (rank < top_k && top_k <= rank + mine) {
-      int row = last_row;
-      while (rank + numbers[row] < top_k) rank += numbers[row--];
-      int key = row * row_keys + row_keys;
-      while (rank < top_k) rank += counts[--key];
-      smallest = key;
+      bool found = false;
+#pragma unroll
+      for (int i = 0; i < rows_each; ++i) {
+        found = found || rank + number_of[i] >= top_k;
+        if (!found) rank += number_of[i];
+        if (found && edge_row == rows) edge_row = top_row - i;
+      }
+      edge_rank = rank;
+    }
+    __syncthreads();
+    const int row = edge_row;
+    if (warp == 0) {
+      const int key = row * row_keys + row_keys - 1 - lane, count = counts[key];
+      const unsigned int reached = __ballot_sync(ac::full_warp, edge_rank + sum_up_to(count, lane) >= top_k);
+      const int at = __ffs(static_cast<int>(reached)) - 1;
+      const double mass = sum_of_warp(lane <= at && count > 0 ? count * static_cast<double>(chance_of(key)) : 0.0);
+      if (lane == at) smallest = key;
+      if (lane == 0) mass_of_edge_row = mass;
+    }
+    __syncthreads();
+    if (thread == 0) edge_row = rows;
+#pragma unroll
+    for (int i = 0; i < rows_each; ++i) {
+      if (top_row - i < row) mass_of[i] = 0.0;
+      if (top_row - i == row) mass_of[i] = mass_of_edge_row;
     }
     __syncthreads();
   }
   const int least = smallest;
-
-  // The mass of each row from there on, and the smallest key that is likely enough beside the likeliest.
-  for (int row = warp; row < rows; row += bounding_warps) {
-    double mass = 0.0;
-    if (numbers[row] > 0 && row >= least / row_keys) {
-      const int key = row * row_keys + lane, count = counts[key];
-      if (count > 0 && key >= least) {
-        const float each = chance_of(key);
-        mass = count * static_cast<double>(each);
-        if (each >= min_p || key == largest) atomicMin(&likely_enough, key);
-      }
-      mass = sum_of_warp(mass);
-    }
-    if (lane == 0) masses[row] = mass;
-  }
-  __syncthreads();
   double mine = 0.0, all;
-  for (int i = 0; i < rows_each; ++i) mine += masses[last_row - i];
-  double held = sum_before(mine, sums, all);
-  if (thread == 0) {
-    kept_of_smallest = counts[least];
-    held_at_edge = all;
-  }
-  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < rows_each; ++i) mine += mass_of[i];
+  const double before = sum_before(mine, sums, all);
+  if (thread == 0) held_at_edge = all;
 
   // The likeliest that hold the share of top-p: an element is kept while those before it hold less.
   if (left_out > 0.0f) {
     const double share = all - all * static_cast<double>(left_out);
-    const int top_row = largest / row_keys;
-    double before = held;
     int mine_row = rows;
-    for (int row = last_row; row > last_row - rows_each; --row) {
-      if (numbers[row] > 0 && row >= least / row_keys && (before < share || row == top_row)) {
+    double running = before, held_before = before;
+#pragma unroll
+    for (int i = 0; i < rows_each; ++i) {
+      const int row = top_row - i;
+      if (number_of[i] > 0 && row >= least / row_keys && (running < share || row == largest / row_keys)) {
         mine_row = row;
-        held = before;
+        held_before = running;
       }
-      before += masses[row];
+      running += mass_of[i];
     }
     if (mine_row < rows) atomicMin(&edge_row, mine_row);
     __syncthreads();
-    if (mine_row < rows && mine_row == edge_row) {
+    const int row = edge_row;
+    if (mine_row < rows && mine_row == row) mass_of_edge_row = held_before;
+    __syncthreads();
+    if (warp == 0 && row < rows) {
+      const int own_key = row * row_keys + row_keys - 1 - lane;
+      const int own_count = own_key >= least ? counts[own_key] : 0;
+      const double own_chance = chance_of(own_key);
+      unsigned int left = __ballot_sync(ac::full_warp, own_count > 0);
+      double held = mass_of_edge_row, kept_mass = held;
       int edge = largest, kept = 1;
-      double kept_mass = held;
-      for (int key = mine_row * row_keys + row_keys - 1; key >= max(least, mine_row * row_keys); --key) {
-        const int count = counts[key];
-        if (count == 0) continue;
+      while (left != 0) {
+        const int from = __ffs(static_cast<int>(left)) - 1;
+        left &= left - 1;
+        const int key = row * row_keys + row_keys - 1 - from, count = __shfl_sync(ac::full_warp, own_count, from);
+        const double each = __shfl_sync(ac::full_warp, own_chance, from);
         if (!(held < share) && key != largest) break;
-        const double each = chance_of(key);
-        int some = count;
+        int fits = count;
         if (held + each * count >= share && each > 0.0) {
           const double fit = ceil((share - held) / each);
-          some = fit >= count ? count : fit < 1.0 ? 0 : static_cast<int>(fit);
-          if (some == 0 && key == largest) some = 1;
+          fits = fit >= count ? count : fit < 1.0 ? 0 : static_cast<int>(fit);
+          if (fits == 0 && key == largest) fits = 1;
         }
-        if (some == 0) break;
+        if (fits == 0) break;
         edge = key;
-        kept = some;
-        kept_mass = held + each * some;
+        kept = fits < count ? fits : all_of_them;
+        kept_mass = held + each * fits;
         held += each * count;
       }
-      smallest = edge;
-      kept_of_smallest = kept;
-      held_at_edge = kept_mass;
-    }
-    __syncthreads();
-  }
-
-  if (min_p > 0.0f && likely_enough > smallest) {
-    const int edge = likely_enough;
-    mine = 0.0;
-    for (int row = last_row; row > last_row - rows_each; --row) mine += row > edge / row_keys ? masses[row] : 0.0;
-    sum_before(mine, sums, all);
-    if (thread == 0) {
-      for (int key = edge / row_keys * row_keys + row_keys - 1; key >= edge; --key) {
-        if (counts[key] > 0) all += counts[key] * static_cast<double>(chance_of(key));
+      if (lane == 0) {
+        smallest = edge;
+        kept_of_smallest = kept;
+        held_at_edge = kept_mass;
       }
-      held_at_edge = all;
-      smallest = edge;
-      kept_of_smallest = counts[edge];
     }
     __syncthreads();
   }
 
-  const int edge = smallest, kept = kept_of_smallest;
-  const int from = kept < counts[edge] ? first_of_last(logits, n, edge, kept, of_warps, &first) : 0;
-  if (thread == 0) *reinterpret_cast<Bounds*>(bounds) = Bounds{edge, from, most, static_cast<float>(held_at_edge)};
+  if (min_p > 0.0f) {
+    const int likely = keys - ac::load_relaxed(&tally->likely_below);
+    if (likely > smallest && likely < keys) {
+      mine = 0.0;
+#pragma unroll
+      for (int i = 0; i < rows_each; ++i) mine += top_row - i > likely / row_keys ? mass_of[i] : 0.0;
+      sum_before(mine, sums, all);
+      if (warp == 0) {
+        const int key = likely / row_keys * row_keys + lane, count = key >= likely ? counts[key] : 0;
+        const double mass = sum_of_warp(count > 0 ? count * static_cast<double>(chance_of(key)) : 0.0);
+        if (lane == 0) {
+          held_at_edge = all + mass;
+          smallest = likely;
+          kept_of_smallest = all_of_them;
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  if (thread == 0) {
+    const int key_of_minus_infinity = key_of(ac::from_float<T>(__int_as_float(static_cast<int>(0xff800000u))));
+    *reinterpret_cast<Bounds*>(bounds) = Bounds{smallest, kept_of_smallest, most, static_cast<float>(held_at_edge)};
+    refused[0] = tally->no_number || largest <= key_of_minus_infinity || !(fabsf(most) < __int_as_float(0x7f800000));
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
-draw_pick(const Plan::T* logits, const float* clocks, const int* bounds, unsigned long long* best, unsigned int* counter, long long* token,
-          int n, float scale) {
+draw_pick(const Plan::T* logits, const float* clocks, const int* bounds, int* tally_words, long long* parts_words, long long* token, int n,
+          float scale) {
   __shared__ unsigned long long candidates[warps];
+  __shared__ int numbers[warps];
+  __shared__ int torn_block, torn_kept;
   __shared__ bool last;
+  ac::grid_dependency_wait();
+  Tally* tally = reinterpret_cast<Tally*>(tally_words);
+  Part* parts = reinterpret_cast<Part*>(parts_words);
   const Bounds given = *reinterpret_cast<const Bounds*>(bounds);
-  unsigned long long mine = 0;
-  each_element(logits, n, [&](int i, T value) {
-    const int key = key_of(value);
-    if (key < given.key || (key == given.key && i < given.first)) return;
-    const float ratio = chance(ac::to_float(value) * scale, given.most) / given.kept / clocks[i];
-    const unsigned int bits = static_cast<unsigned int>(__float_as_int(ratio));
-    const unsigned long long candidate = static_cast<unsigned long long>(bits) << 32 | (0xffffffffu - static_cast<unsigned int>(i));
-    if (!(ratio >= 0.0f)) return;
-    mine = candidate > mine ? candidate : mine;
-  });
+  const bool in_part = given.kept != all_of_them;
+  T elements[Vector::size];
+  load_elements(logits, n, blockIdx.x, threadIdx.x, elements);
+  unsigned long long sure = 0, edge = 0;
+  int count = 0;
 #pragma unroll
-  for (int offset = ac::warp_size / 2; offset > 0; offset /= 2) {
-    const unsigned long long other = __shfl_xor_sync(ac::full_warp, mine, offset);
-    mine = other > mine ? other : mine;
+  for (int e = 0; e < Vector::size; ++e) {
+    const int index = index_of(blockIdx.x, threadIdx.x, e), key = key_of(elements[e]);
+    if (index >= n || key < given.key) continue;
+    const unsigned long long mine = candidate(given, elements[e], scale, clocks, index);
+    if (in_part && key == given.key) {
+      edge = larger(edge, mine);
+      ++count;
+    } else {
+      sure = larger(sure, mine);
+    }
   }
-  if (threadIdx.x % ac::warp_size == 0) candidates[threadIdx.x / ac::warp_size] = mine;
+  sure = largest_of_block(sure, candidates);
+  if (in_part) {
+    edge = largest_of_block(edge, candidates);
+    sum_before(count, numbers, count);
+  }
+  if (threadIdx.x == 0) parts[blockIdx.x] = Part{sure, edge, count, 0};
+  if (!ac::arrive_last(&tally->picked, gridDim.x, &last)) return;
+
+  // The last elements of the smallest key are kept: blocks are looked at from the end, `threads` of them at a time.
+  const int blocks = gridDim.x;
+  unsigned long long best = 0;
+  int behind = 0;
+  if (threadIdx.x == 0) torn_block = -1;
+  for (int from = blocks - 1; from >= 0; from -= Plan::threads) {
+    const int block = from - static_cast<int>(threadIdx.x);
+    const Part* part = parts + max(block, 0);
+    if (block >= 0) best = larger(best, ac::load_relaxed(&part->sure));
+    if (!in_part) continue;
+    const int equal = block >= 0 ? ac::load_relaxed(&part->count) : 0;
+    int all;
+    const int before = behind + sum_before(equal, numbers, all);
+    if (equal > 0 && before + equal <= given.kept) best = larger(best, ac::load_relaxed(&part->edge));
+    if (before < given.kept && given.kept < before + equal) {
+      torn_block = block;
+      torn_kept = given.kept - before;
+    }
+    behind += all;
+  }
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (torn_block >= 0) {
+    const int group = Plan::threads - 1 - threadIdx.x;  // from the end, too
+    load_elements(logits, n, torn_block, group, elements);
+    int mine = 0, all;
 #pragma unroll
-    for (int other = 0; other < warps; ++other) mine = candidates[other] > mine ? candidates[other] : mine;
-    atomicMax(best, mine);
+    for (int e = 0; e < Vector::size; ++e) mine += index_of(torn_block, group, e) < n && key_of(elements[e]) == given.key;
+    int before = sum_before(mine, numbers, all);
+#pragma unroll
+    for (int e = Vector::size - 1; e >= 0; --e) {
+      const int index = index_of(torn_block, group, e);
+      if (index >= n || key_of(elements[e]) != given.key) continue;
+      if (before++ < torn_kept) best = larger(best, candidate(given, elements[e], scale, clocks, index));
+    }
   }
-  if (!ac::arrive_last(counter, gridDim.x, &last) || threadIdx.x != 0) return;
-  const unsigned long long found = atomicMax(best, 0ull);  // read where the others wrote
-  token[0] = found == 0 ? 0 : static_cast<long long>(0xffffffffu - static_cast<unsigned int>(found & 0xffffffffu));
+  best = largest_of_block(best, candidates);
+  if (threadIdx.x == 0) token[0] = best == 0 ? 0 : static_cast<long long>(0xffffffffu - static_cast<unsigned int>(best & 0xffffffffu));
 }

@@ -16,6 +16,7 @@ from agentcompile_core.plugin_api import (
     AgentCompileError,
     Backend,
     DType,
+    KernelArgument,
     Launch,
     Odds,
     Role,
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("agentcompile.runtime.cuda")
 
 TEMPLATE = Path(__file__).with_name("draw.cu")
-THREADS, BOUNDING = 256, 512  # of a block, and of the one that finds the bounds
-KEYS = 1 << 16
+THREADS = 256  # of a block; one of those that look at logits has BLOCK_ELEMENTS of them
+BLOCK_ELEMENTS = THREADS * 8
+KEYS, ROWS = 1 << 16, 1 << 11
+ROW_BLOCKS = 64  # over which rows of keys are dealt out
+TALLY_WORDS, PART_WORDS = 5, 3  # of 32 and of 64 bits
 ORDINARY = 2  # draws that are compared for each of the scores that are tried
 AT_ONCE, NEAR = 1e-30, 1e-6
 TEMPERATURES = (2.0**-10, 2.0**10)  # beyond them different scores may become equal, or infinite
@@ -44,19 +48,23 @@ TEMPERATURES = (2.0**-10, 2.0**10)  # beyond them different scores may become eq
 
 def source(dtype: DType) -> StepSource:
     """The kernels for one element type; the grid of the first and the last, and all scalars, are those of a call."""
-    def launch(entry: str, threads: int, *arguments: Any) -> Launch:
-        return Launch(entry=entry, grid=(1, 1, 1), block=(threads, 1, 1), arguments=arguments)
+    def launch(entry: str, *arguments: Any) -> Launch:
+        return Launch(entry=entry, grid=(1, 1, 1), block=(THREADS, 1, 1), pdl=True, arguments=arguments)
 
-    logits = pointer("logits", Role.INPUT, dtype)
+    logits, counts = pointer("logits", Role.INPUT, dtype), pointer("counts", Role.INPUT, DType.I32)
+    tally = pointer("tally", Role.OUTPUT, DType.I32, Access.READ_WRITE)
+
+    def made(name: str, of: DType) -> KernelArgument:
+        return pointer(name, Role.OUTPUT, of, Access.READ_WRITE if name in ("counts", "numbers", "masses", "parts") else Access.WRITE)
+
     launches = (
-        launch("draw_count", THREADS, logits, pointer("counts", Role.OUTPUT, DType.I32, Access.READ_WRITE), i32("n", 0)),
-        launch("draw_bounds", BOUNDING, logits, pointer("counts", Role.INPUT, DType.I32),
-               pointer("bounds", Role.OUTPUT, DType.I32, Access.WRITE), pointer("refused", Role.OUTPUT, DType.I32, Access.WRITE),
-               i32("n", 0), f32("scale", 0.0), i32("top_k", 0), f32("left_out", 0.0), f32("min_p", 0.0)),
-        launch("draw_pick", THREADS, logits, pointer("clocks", Role.INPUT, DType.F32), pointer("bounds", Role.INPUT, DType.I32),
-               pointer("best", Role.OUTPUT, DType.I64, Access.READ_WRITE), pointer("counter", Role.OUTPUT, DType.I32, Access.READ_WRITE),
-               pointer("token", Role.OUTPUT, DType.I64, Access.WRITE), i32("n", 0), f32("scale", 0.0)))
-    return make_source(TEMPLATE, plan={"T": c_type(dtype), "threads": THREADS, "bounding": BOUNDING}, launches=launches)
+        launch("draw_count", logits, made("counts", DType.I32), tally, i32("n", 0)),
+        launch("draw_bounds", counts, tally, made("numbers", DType.I32), made("masses", DType.F64), made("bounds", DType.I32),
+               made("refused", DType.BOOL), i32("n", 0), f32("scale", 0.0), i32("top_k", 0), f32("left_out", 0.0), f32("min_p", 0.0)),
+        launch("draw_pick", logits, pointer("clocks", Role.INPUT, DType.F32), pointer("bounds", Role.INPUT, DType.I32), tally,
+               made("parts", DType.I64), made("token", DType.I64), i32("n", 0), f32("scale", 0.0)))
+    plan = {"T": c_type(dtype), "threads": THREADS, "row_blocks": ROW_BLOCKS, "pdl": True}
+    return make_source(TEMPLATE, plan=plan, launches=launches)
 
 
 class Drawing:
@@ -117,17 +125,23 @@ class Drawing:
 
         n, device = len(logits), logits.device
         scale = float(torch.tensor(odds.temperature, dtype=torch.float32).reciprocal())  # by which torch multiplies on a device
-        zeroed = torch.zeros(KEYS + 4, dtype=torch.int32, device=device)  # counts, then the best and the counter of blocks
-        counts, best, counter = zeroed[:KEYS], zeroed[KEYS : KEYS + 2], zeroed[KEYS + 2 :]
-        bounds = torch.empty(4, dtype=torch.int32, device=device)
-        refused, token = torch.empty(1, dtype=torch.int32, device=device), torch.empty(1, dtype=torch.int64, device=device)
-        all_of_it = -(-n // (THREADS * 8))
-        calls = ((all_of_it, (logits, counts), (n,)),
-                 (1, (logits, counts, bounds, refused), (n, scale, min(odds.top_k, n), 1.0 - odds.top_p, odds.min_p)),
-                 (all_of_it, (logits, clocks, bounds, best, counter, token), (n, scale)))
-        for launch, (blocks, tensors, scalars) in zip(self._kernels.launches(logits), calls, strict=True):
-            self._kernels.run(logits, launch, blocks, tensors, scalars)
-        return token, refused.bool()
+        zeroed = torch.zeros(KEYS + TALLY_WORDS, dtype=torch.int32, device=device)
+        counts, tally = zeroed[:KEYS], zeroed[KEYS:]
+        blocks = -(-n // BLOCK_ELEMENTS)
+
+        def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(count, dtype=dtype, device=device)
+
+        numbers, masses = empty(ROWS, torch.int32), empty(ROWS, torch.float64)
+        bounds, parts = empty(4, torch.int32), empty(blocks * PART_WORDS, torch.int64)
+        refused, token = empty(1, torch.bool), empty(1, torch.int64)
+        kept = (scale, min(odds.top_k, n), 1.0 - odds.top_p, odds.min_p)
+        calls = ((blocks, (logits, counts, tally), (n,)),
+                 (ROW_BLOCKS, (counts, tally, numbers, masses, bounds, refused), (n, *kept)),
+                 (blocks, (logits, clocks, bounds, tally, parts, token), (n, scale)))
+        for launch, (grid, tensors, scalars) in zip(self._kernels.launches(logits), calls, strict=True):
+            self._kernels.run(logits, launch, grid, tensors, scalars)
+        return token, refused
 
 
 def _telling(scores: "torch.Tensor", left: "torch.Tensor", odds: Odds) -> "list[torch.Tensor]":

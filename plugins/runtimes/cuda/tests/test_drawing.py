@@ -9,7 +9,7 @@ import torch
 import transformers
 from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_runtime_cuda.backend import CudaBackend
-from agentcompile_runtime_cuda.drawing import Drawing, source
+from agentcompile_runtime_cuda.drawing import BLOCK_ELEMENTS, THREADS, Drawing, source
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def place(drawing: Drawing) -> str:
 @st.composite
 def logits_of(draw: Any) -> torch.Tensor:
     """Spread out, with many equals, alike, with large ones, or with some that are left out already."""
-    count, seed = draw(st.sampled_from([1, 2, 7, 8, 9, 64, 250, 1000, 2049])), draw(st.integers(0, 999))
+    count, seed = draw(st.sampled_from([1, 2, 7, 8, 9, 64, 250, 1000, 2049, 6200])), draw(st.integers(0, 999))
     normal = torch.randn(count, generator=torch.Generator().manual_seed(seed))
     kind = draw(st.sampled_from(["normal", "equals", "alike", "large", "zeros", "left out"]))
     made = {"normal": normal * 3, "equals": (normal * 2).round(), "alike": torch.full_like(normal, -1.5), "large": normal * 300,
@@ -131,6 +131,19 @@ def test_equals_ring_in_the_order_of_their_indices(drawing: Drawing) -> None:
     logits, clocks = torch.zeros(600, dtype=torch.float16, device=place(drawing)), torch.ones(600, device=place(drawing))
     assert int(drawing._drawn(logits, Odds(), clocks)[0]) == 0
     assert int(drawing._drawn(logits, Odds(top_p=0.25), clocks)[0]) == 450, "the later ones are kept"
+
+
+def test_equals_are_kept_from_the_end_over_more_blocks_than_a_block_has_threads(drawing: Drawing) -> None:
+    count = THREADS * BLOCK_ELEMENTS + 3 * BLOCK_ELEMENTS // 2
+    logits, clocks = torch.zeros(count, dtype=torch.float16, device=place(drawing)), torch.ones(count, device=place(drawing))
+    for kept in (1, BLOCK_ELEMENTS // 2, BLOCK_ELEMENTS // 2 + 5, count - BLOCK_ELEMENTS - 7):
+        logits[:] = 0.0
+        logits[0] = 1.0  # the likeliest, which is kept as well
+        mass = float(logits.double().softmax(0)[0])
+        odds = Odds(top_p=mass + (1.0 - mass) * (kept - 0.5) / (count - 1))
+        clocks[:] = 1.0
+        clocks[0] = 1e30
+        assert int(drawing._drawn(logits, odds, clocks)[0]) == count - kept
 
 
 def test_it_is_compared_once_for_each_kind_of_odds(drawing: Drawing, monkeypatch: pytest.MonkeyPatch) -> None:
