@@ -35,6 +35,34 @@ def experts_case(*, sizes: Sequence[int], down: bool = False, activation: str = 
     return matched(ExpertRule(), draft.graph(_activated(draft, out, slots, n, activation, interleaved, dtype) if activation else out))
 
 
+def routed_experts_case(*, sizes: Sequence[int], scoring: str = "softmax", bias: DType | None = None, normalized: bool = True,
+                        expert_bias: bool = False, lies: Sequence[str] = (), dtype: DType = DType.F16) -> Pair:
+    """Gate and up of the experts that a router chooses by the ``scoring`` of logits, plus a ``bias`` of that type; of ``sizes`` experts,
+    slots, n and k. The scores are divided by their sum where ``normalized``; ``lies``, ``expert_bias``: of the matrices, as above.
+    """
+    count, slots, n, k = sizes
+    draft, row, some = Draft(), (1, count), (1, slots)
+    logits, columns = draft.given("logits", row, dtype), "columns" in lies
+    if scoring == "sigmoid":
+        wide = draft.cast(logits, row, DType.F32) if dtype is not DType.F32 else logits
+        scores = draft.one("aten.sigmoid.default", (wide,), row, DType.F32)
+    else:
+        scores = draft.one("aten.softmax.int", (logits, -1, Symbol("dtype", "float32")), row, DType.F32)
+    added = () if bias is None else (scores, draft.weight("router.bias", count, dtype=bias))
+    among = draft.one("aten.add.Tensor", added, row, DType.F32) if added else scores
+    best, chosen = draft.call("aten.topk.default", (among, slots), some, some, dtype=DType.F32)
+    draft.retype(chosen, DType.I64)
+    weights = draft.one("aten.gather.default", (scores, 1, chosen), some, DType.F32) if added else best
+    if normalized:
+        total = draft.one("aten.sum.dim_IntList", (weights, (-1,), True), (1, 1), DType.F32)
+        weights = draft.one("aten.div.Tensor", (weights, total), some, DType.F32)
+    matrices = draft.weight("weight", count, *((k, 2 * n) if columns else (2 * n, k)), dtype=dtype)
+    biases = draft.weight("bias", count, 2 * n, dtype=dtype) if expert_bias else None
+    arguments = (draft.given("x", (1, 1, k), dtype), matrices, chosen, biases, columns)
+    out = draft.one(operator_names.EXPERT_LINEAR, arguments, (1, slots, 2 * n), dtype)
+    return matched(ExpertRule(), draft.graph(_activated(draft, out, slots, n, "silu", "interleaved" in lies, dtype), weights, chosen))
+
+
 def _activated(draft: Draft, out: Ref, slots: int, n: int, activation: str, interleaved: bool, dtype: DType) -> Ref:
     flat, shape = draft.one("aten.flatten.using_ints", (out, 0, 1), (slots, 2 * n), dtype, kind="view"), (slots, n)
     if interleaved:

@@ -32,7 +32,9 @@ class ExpertLinear(MatchKind):
         return (sums.SWAMPED,) if match.need("weight").spec.dtype in sums.NARROW else ()
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """Different experts; and rows, matrices and weights of those sums."""
+        """Different experts; logits that tell them apart; and rows, matrices and weights of those sums."""
+        if operand.name == "logits":
+            return _apart(operand, generator, device)
         if operand.name == "experts":
             return _different(match.need("weight").spec.shape[0], operand, generator, device)
         return _swamped(match, operand, case, device) if case.family == sums.SWAMPED else None
@@ -40,6 +42,12 @@ class ExpertLinear(MatchKind):
     def weight_scale(self, match: Match, operand: Operand) -> tuple[float, float]:
         """Of matrices whose products have the size of what they are multiplied with, and of small biases."""
         return (0.0, match.integer("k") ** -0.5) if operand.name == "weight" else (0.0, 0.1)
+
+
+def _apart(operand: Operand, generator: torch.Generator, device: str) -> Tensor:
+    """Logits in any order, evenly spread: of equal ones it would not be known which expert is right."""
+    count = operand.spec.numel
+    return (torch.randperm(count, generator=generator, device=device) * (8.0 / count) - 4.0).reshape(operand.spec.shape)
 
 
 def _different(count: int, operand: Operand, generator: torch.Generator, device: str) -> Tensor:
@@ -68,25 +76,34 @@ def _swamped(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
     return made.reshape(operand.spec.shape)
 
 
+CHOICE_ATTRIBUTES = (
+    AttributeKind("over_chosen", bool, False), AttributeKind("scoring", str, "softmax", doc="softmax or sigmoid"),
+    AttributeKind("eps", float, 0.0), AttributeKind("floored", bool, False), AttributeKind("factor", float, 1.0),
+)
 EXPERT_LINEAR = ExpertLinear(
-    name=kind_names.EXPERT_LINEAR,
+    name=kind_names.EXPERT_LINEAR, version=2,
     doc="out[s] = epilogue(acc) of each slot s, acc[p] = W[e] x[s] + bias[e] of row p*n + i (2*i + p if interleaved), e = experts[s];"
-        " if summed: out = epilogue(acc0, aux), acc0 = sum_s scale[s] (W[e] x[s] + bias[e])",
+        " if summed: out = epilogue(acc0, aux), acc0 = sum_s scale[s] (W[e] x[s] + bias[e]); if routed: experts = choice, which with scores"
+        " is that of the kind router from logits and router_bias",
     operands=(
         OperandKind("x", READS, doc="[.., slots, k], or [.., k] where all slots read one row (shared)"),
         OperandKind("weight", WEIGHTS, doc="[experts, pair*n, k] T, or [experts, k, pair*n] if transposed"),
-        OperandKind("experts", READS, index_of="weight", doc="i64 [slots], all different"),
+        OperandKind("experts", READS, optional=True, index_of="weight", doc="i64 [slots], all different; where not routed"),
+        OperandKind("logits", READS, optional=True, doc="[.., experts], where routed"),
+        OperandKind("router_bias", WEIGHTS, optional=True, doc="[experts], where routed"),
         OperandKind("bias", WEIGHTS, optional=True, doc="[experts, pair*n] T"),
         OperandKind("scale", READS, optional=True, doc="[slots] T or f32, where summed"),
         OperandKind("aux", READS, repeated=True, doc="[n], where summed: a residual"),
         OperandKind("out", OUT, doc="[slots, n], or [n] where summed"),
+        OperandKind("scores", OUT, optional=True, doc="[.., slots], where routed"),
+        OperandKind("choice", OUT, optional=True, doc="i64 [.., slots], where routed"),
     ),
     attributes=(
         AttributeKind("n"), AttributeKind("k"), AttributeKind("slots"), AttributeKind("experts"),
         AttributeKind("pair", int, 1, doc="2: a gate and what it is multiplied with"),
         AttributeKind("interleaved", bool, False, doc="of a pair: row by row, not half by half"),
         AttributeKind("transposed", bool, False), AttributeKind("shared", bool, False, doc="all slots read one row of x"),
-        AttributeKind("summed", bool, False),
+        AttributeKind("summed", bool, False), AttributeKind("routed", bool, False, doc="with the router in front"), *CHOICE_ATTRIBUTES,
         AttributeKind("unread_bytes", int, 0, doc="of the experts that are not chosen"),
     ),
 )
@@ -115,7 +132,5 @@ ROUTER = Router(
         " s, or over_chosen s / (sum of these s + eps), or s / max(sum, eps) if floored; times factor",
     operands=(OperandKind("logits", READS, doc="[.., experts]"), OperandKind("bias", WEIGHTS, optional=True, doc="[experts]"),
               OperandKind("scores", OUT, doc="[.., slots]"), OperandKind("experts", OUT, doc="i64 [.., slots]")),
-    attributes=(AttributeKind("experts"), AttributeKind("slots"), AttributeKind("over_chosen", bool, False),
-                AttributeKind("scoring", str, "softmax", doc="softmax or sigmoid"), AttributeKind("eps", float, 0.0),
-                AttributeKind("floored", bool, False), AttributeKind("factor", float, 1.0)),
+    attributes=(AttributeKind("experts"), AttributeKind("slots"), *CHOICE_ATTRIBUTES),
 )

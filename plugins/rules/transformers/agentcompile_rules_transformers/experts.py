@@ -1,8 +1,9 @@
-"""Linear layers of the chosen experts of one token: gate and up with their activation, down with the weighted sum over the slots."""
+"""Linear layers of the chosen experts of one token: gate and up with their activation, also with the router before them, down with the
+weighted sum over the slots."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentcompile_core.plugin_api import (
     EXPERT_LINEAR,
@@ -27,8 +28,10 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import expert_kinds
+from .router import router_of
 
 MOST_AUX = 2
+ROUTER_OPERANDS = {"logits": "logits", "bias": "router_bias", "scores": "scores", "experts": "choice"}  # of a router in front
 
 
 @frozen(kw_only=True)
@@ -65,10 +68,11 @@ class Tail:
 
 
 class ExpertRule(RegionRule):
-    """``expert_linear`` matches: each layer alone, with the activation behind it, or with the weighted sum and what follows."""
+    """``expert_linear`` matches: each layer alone, with the activation behind it, or with the weighted sum and what follows; all but sums
+    also with the router that chooses the experts."""
 
     name = "expert_linear"
-    version = 1
+    version = 2
     kinds = (expert_kinds.EXPERT_LINEAR,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -76,8 +80,15 @@ class ExpertRule(RegionRule):
         view = RegionView(graph=graph)
         for node in graph.nodes:
             layer = experts_of(view, node)
-            if layer is not None:
-                yield from (_match(view, layer, tail) for tail in _tails(view, layer))
+            if layer is None:
+                continue
+            router = _router(view, layer)
+            for tail in _tails(view, layer):
+                match = _match(view, layer, tail)
+                yield match
+                routed = _routed(view, match, router) if router is not None and not tail.scale else None
+                if routed is not None:
+                    yield routed
 
 
 def experts_of(view: RegionView, node: Node) -> Experts | None:
@@ -192,3 +203,21 @@ def _match(view: RegionView, layer: Experts, tail: Tail) -> Match:
     )
     return Match(kind=EXPERT_LINEAR, label=EXPERT_LINEAR, nodes=view.deps.members(view.deps.mask(tail.nodes)),
                  operands=(*operands, view.write("out", tail.out)), attributes=attributes, epilogue=tail.expression)
+
+
+def _router(view: RegionView, layer: Experts) -> Match | None:
+    """The match of the router that chooses the experts of a layer."""
+    choice = view.producer(view.back(layer.experts, {layer.node.name})[0])
+    return router_of(view, choice) if choice is not None else None
+
+
+def _routed(view: RegionView, match: Match, router: Match) -> Match | None:
+    """A layer with its router in front, whose choice and scores others read too; None: something lies between them."""
+    mask = view.deps.mask((*router.nodes, *match.nodes))
+    if not view.deps.is_convex(mask) or router.need("experts").values[0] != view.back(match.need("experts").values[0], set())[0]:
+        return None
+    kept = [operand for operand in match.operands if operand.name != "experts"]
+    taken = [evolve(operand, name=ROUTER_OPERANDS[operand.name]) for operand in router.operands]
+    said = dict(router.attributes)
+    attributes = (("routed", True), *((name, said[name]) for name in ("over_chosen", "scoring", "floored", "eps", "factor")))
+    return evolve(match, nodes=view.deps.members(mask), operands=(*kept, *taken), attributes=(*match.attributes, *attributes))

@@ -64,12 +64,15 @@ class RouterRule(RegionRule):
         """One match per choice of experts, the widest."""
         view = RegionView(graph=graph)
         for node in graph.nodes:
-            match = _match(view, node) if node.op == CHOICE else None
+            match = router_of(view, node)
             if match is not None:
                 yield match
 
 
-def _match(view: RegionView, choice: Node) -> Match | None:
+def router_of(view: RegionView, choice: Node) -> Match | None:
+    """The widest match of a choice of experts for one token; None: the node is none, or nothing serves it."""
+    if choice.op != CHOICE:
+        return None
     given = view.graph.spec(choice.inputs[0])
     if given.numel != given.shape[-1] or not _is_largest_first(view, choice):
         return None

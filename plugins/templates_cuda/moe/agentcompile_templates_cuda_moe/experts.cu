@@ -5,6 +5,7 @@
 //
 // x [slots, k], or [k] if Plan::shared; weight [experts, pair * n, k]; experts [slots]; bias [experts, pair * n]; scale [slots];
 // aux [n]; row(i, p) is p * n + i, or 2 * i + p if Plan::interleaved. fp32 accumulation, nothing is rounded before the result.
+// Plan::routed: there is no `experts`; choice [slots] and scores [slots] are written as the router would (chosen.cuh).
 //
 // Grid (tiles of Plan::tile rows, slots; 1 if summed). A warp takes Plan::rows rows of one slot at a time, with their pair rows, and
 // keeps rows * pair * unroll 16-byte loads in flight: a register is filled again, for its next rows at the latest, as soon as it is
@@ -17,6 +18,7 @@
 #include <agentcompile/row.cuh>
 
 #include "plan.cuh"
+#include "chosen.cuh"
 
 static_assert(Plan::tile <= Plan::threads, "a thread finishes one row at most");
 
@@ -181,7 +183,8 @@ template <class Vector> __device__ __forceinline__ void run_layer(const Operands
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts, const Plan::T* bias, const Plan::Scale* scale,
-               const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, int slots) {
+               const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, const Plan::Logit* logits, const Plan::RouterBias* router_bias,
+               Plan::Score* scores, long long* choice, int n, int k, int slots, int matrices, float eps, float factor) {
   __shared__ long long chosen[most_slots];
   AC_DYNAMIC_SHARED(float, sums);
   if constexpr (Plan::pdl) ac::launch_dependents();
@@ -190,7 +193,8 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
   const Operands operands{x, weight, experts, bias, scale, aux0, aux1, out, n, k};
   const int begin = blockIdx.x * Plan::tile;
   const Part part{begin, min(Plan::tile, n - begin), static_cast<int>(blockIdx.y), Plan::summed ? slots : 1, chosen, sums};
-  if (threadIdx.x < part.slots) chosen[threadIdx.x] = experts[part.slot + threadIdx.x];
+  const Router<Plan> router{logits, router_bias, scores, choice, matrices, eps, factor};
+  share_experts(router, experts, slots, part.slot, part.slots, chosen);
   __syncthreads();
   if (Plan::vectors && ac::is_aligned16(x) && ac::is_aligned16(weight)) {
     run_layer<ac::Vec16<Element>>(operands, part);

@@ -23,10 +23,12 @@ from agentcompile_core.plugin_api import (
     StepSource,
     Target,
     TemplateFamily,
+    f32,
     i32,
 )
 
 from . import columns_space, stream_space
+from .choosing import choice_facts, choice_problem, choice_types
 from .space import (
     GRID_LIMIT,
     MOST_SLOTS,
@@ -43,14 +45,14 @@ from .space import (
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)
-POINTERS = ("x", "weight", "experts", "bias", "scale", "aux0", "aux1", "out")
+POINTERS = ("x", "weight", "experts", "bias", "scale", "aux0", "aux1", "out", "logits", "router_bias", "scores", "choice")
 
 
 class ExpertsFamily(TemplateFamily):
     """``expert_linear`` matches: gate and up with their activation, or down with the weighted sum over the slots."""
 
     name = "experts"
-    version = 2
+    version = 3
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for matrices in float16, bfloat16 or float32, row by row or column by column, and at most 32 slots."""
@@ -92,7 +94,8 @@ class ExpertsFamily(TemplateFamily):
         pdl = target.has(Feature.GRIDDEPCONTROL)
         chosen = _chosen(match, shape, schedule, target)
         threads = (schedule.integer("warps") + chosen.producers) * WARP_SIZE
-        sizes = (i32("n", shape.n), i32("k", shape.k), i32("slots", shape.slots))
+        sizes = (i32("n", shape.n), i32("k", shape.k), i32("slots", shape.slots), i32("matrices", match.integer("experts")),
+                 f32("eps", match.number("eps", 0.0)), f32("factor", match.number("factor", 1.0)))
         launch = Launch(entry="experts_kernel", grid=chosen.grid, block=(threads, 1, 1), cluster=chosen.cluster, pdl=pdl,
                         shared_bytes=chosen.shared_bytes,
                         arguments=(*(operand_pointer(match, name) for name in POINTERS), *sizes))
@@ -171,12 +174,14 @@ def _columns(match: Match, shape: Shape, schedule: Schedule) -> _Chosen:
 def _types(match: Match) -> dict[str, str]:
     scale = match.operand("scale")
     element = match.need("weight").spec.dtype
-    return {"T": c_type(element), "Out": c_type(match.need("out").spec.dtype), "Scale": c_type(scale.spec.dtype if scale else element)}
+    return {"T": c_type(element), "Out": c_type(match.need("out").spec.dtype), "Scale": c_type(scale.spec.dtype if scale else element),
+            **choice_types(match, "router_bias")}
 
 
 def _facts(match: Match, shape: Shape) -> dict[str, bool | int]:
     return {"pair": shape.pair, **{name: match.flag(name) for name in ("interleaved", "shared", "summed")},
-            **{f"has_{name}": match.operand(name) is not None for name in ("bias", "aux0", "aux1")}}
+            **{f"has_{name}": match.operand(name) is not None for name in ("bias", "aux0", "aux1")},
+            "routed": match.flag("routed"), **(choice_facts(match, "router_bias") if match.flag("routed") else {})}
 
 
 def _aux_count(match: Match) -> int:
@@ -195,6 +200,12 @@ def _problem(match: Match) -> str:
         return f"pair is {pair}; experts combines at most two rows, and none of those that it sums over slots"
     if min(n, k) < 1 or max(n * pair, k) > GRID_LIMIT:
         return f"n={n}, k={k}: both must be positive 32-bit integers"
+    if match.flag("routed"):
+        reason = "sums have their router before gate and up" if match.flag("summed") else choice_problem(match, "router_bias", "choice")
+        if reason:
+            return reason
+    elif match.operand("experts") is None:
+        return "the match has no operand 'experts'"
     if match.flag("summed") != (match.operand("scale") is not None):
         return "what is summed needs an operand scale, and nothing else may have one"
     return _operand_problem(match, element)
@@ -204,6 +215,8 @@ def _operand_problem(match: Match, element: DType) -> str:
     for operand in match.operands:
         if operand.spec.strides:
             return f"operand {operand.name} is not contiguous"
+        if operand.name in ("logits", "router_bias", "scores", "choice"):
+            continue  # choice_problem has seen them
         dtypes = {"out": DTYPES, "experts": (DType.I64,), "scale": (element, DType.F32)}.get(operand.name, (element,))
         if operand.spec.dtype not in dtypes:
             return f"operand {operand.name} is {operand.spec.dtype.value}; {', '.join(dtype.value for dtype in dtypes)} is served"

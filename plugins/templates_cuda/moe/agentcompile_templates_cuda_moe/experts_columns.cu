@@ -15,6 +15,7 @@
 #include <agentcompile/row.cuh>
 
 #include "plan.cuh"
+#include "chosen.cuh"
 
 namespace {
 
@@ -200,7 +201,8 @@ __device__ __forceinline__ void finish(const Operands& operands, const Part& par
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts, const Plan::T* bias, const Plan::Scale* scale,
-               const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, int slots) {
+               const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, const Plan::Logit* logits, const Plan::RouterBias* router_bias,
+               Plan::Score* scores, long long* choice, int n, int k, int slots, int matrices, float eps, float factor) {
   __shared__ long long chosen[most_slots];
   AC_DYNAMIC_SHARED(float, sums);
   static_assert(Plan::tile <= Plan::threads * (Plan::interleaved ? 2 : 1), "a thread finishes one output at most");
@@ -216,7 +218,8 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
   const int computed = Plan::summed ? slots : 1;
   const Part part{begin, min(Plan::tile, end - begin), static_cast<int>(blockIdx.y), computed, row, min(row + span, k), chosen, sums,
                   sums + warps * streams * Plan::tile};
-  if (threadIdx.x < part.slots) chosen[threadIdx.x] = experts[part.slot + threadIdx.x];
+  const Router<Plan> router{logits, router_bias, scores, choice, matrices, eps, factor};
+  share_experts(router, experts, slots, part.slot, part.slots, chosen);
   __syncthreads();
   if (Plan::vectors && ac::is_aligned16(weight)) {
     run_layer<ac::Vec16<Element>>(operands, part);

@@ -9,7 +9,8 @@
 //
 // Nothing can be asked for before the dependency wait, since the router says which matrices. What follows it is one load of the
 // chosen experts, a lane per slot, and then copies until Plan::in_flight stages are on their way: no barrier of the block, no
-// register and no second wave lies between the router's result and a full stream.
+// register and no second wave lies between the router's result and a full stream. Where the router is part of this kernel (chosen.cuh)
+// the producer chooses first: x waits in shared memory by then.
 //
 // Wins where experts are many rows of one token on sm_90 and later: 64 to 128 KB in flight per SM, whatever n and k are.
 #include <agentcompile/activation.cuh>
@@ -19,6 +20,7 @@
 #include <agentcompile/ring.cuh>
 
 #include "plan.cuh"
+#include "chosen.cuh"
 
 namespace {
 
@@ -44,6 +46,7 @@ struct Operands {
   const Element* aux0;
   const Element* aux1;
   Plan::Out* out;
+  Router<Plan> router;
   int n;
   int k;
   int slots;
@@ -105,11 +108,6 @@ struct Stage {
   int width;
 };
 
-// The expert of slot `lane`; lanes without a slot have none, so that whoever asks for it reads outside and is seen.
-__device__ __forceinline__ long long expert_of(const Operands& operands, int lane) {
-  return lane < operands.slots ? operands.experts[lane] : -1;
-}
-
 // Copies a stage into a slot of the ring; `chosen` is the expert of slot `lane`.
 __device__ __forceinline__ void issue(const Operands& operands, const Share& share, const Stage& stage, Element* slot, ac::Mbarrier* full,
                                       long long chosen, int lane) {
@@ -133,12 +131,13 @@ __device__ __forceinline__ void issue(const Operands& operands, const Share& sha
 __device__ __forceinline__ void produce(const Operands& operands, const Share& share, Ring ring, Element* staged, ac::Mbarrier* x_full,
                                         int lane) {
   ac::grid_dependency_wait();
-  const long long chosen = expert_of(operands, lane);
   if (lane == 0) {
     const unsigned bytes = share.x_rows(operands.slots) * operands.k * sizeof(Element);
     ac::mbarrier_arrive_expect_bytes(x_full, bytes);
     ac::bulk_copy_to_shared(staged, operands.x + static_cast<long long>(share.first_x()) * operands.k, bytes, x_full);
   }
+  // Lanes without a slot have no expert, so that whoever asks for it reads outside and is seen.
+  const long long chosen = expert_of_slot(operands.router, operands.experts, operands.slots, lane, blockIdx.x == 0);
   typename Ring::Position next;
   typename Ring::Position lagging;
   int issued = 0;
@@ -240,7 +239,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, const Shar
                                             ac::Mbarrier* x_full, float* kept, int lane) {
   ac::grid_dependency_wait();
   const int warp = threadIdx.x / ac::warp_size;
-  const long long chosen = Plan::has_bias ? expert_of(operands, lane) : 0;
+  const long long chosen = Plan::has_bias ? expert_of_slot(operands.router, operands.experts, operands.slots, lane, false) : 0;
   const float scale = Plan::summed && lane < operands.slots ? ac::to_float(operands.scale[lane]) : 0.0f;
   float aux[2] = {};
   const bool finishes = Plan::summed && threadIdx.x < share.rows;
@@ -278,14 +277,16 @@ __device__ __forceinline__ void consume_all(const Operands& operands, const Shar
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts, const Plan::T* bias, const Plan::Scale* scale,
-               const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, int n, int k, int slots) {
+               const Plan::T* aux0, const Plan::T* aux1, Plan::Out* out, const Plan::Logit* logits, const Plan::RouterBias* router_bias,
+               Plan::Score* scores, long long* choice, int n, int k, int slots, int matrices, float eps, float factor) {
   __shared__ ac::Mbarrier full[Plan::stages];
   __shared__ ac::Mbarrier empty[Plan::stages];
   __shared__ ac::Mbarrier x_full;
   AC_DYNAMIC_SHARED(Element, ring_slots);
   if constexpr (Plan::pdl) ac::launch_dependents();
 
-  const Operands operands{x, weight, experts, bias, scale, aux0, aux1, out, n, k, slots};
+  const Router<Plan> router{logits, router_bias, scores, choice, matrices, eps, factor};
+  const Operands operands{x, weight, experts, bias, scale, aux0, aux1, out, router, n, k, slots};
   const Share share = share_of_block(n, slots);
   const Ring ring{ring_slots, full, empty};
   Element* staged = ring_slots + Plan::stages * slot_elements;

@@ -45,7 +45,8 @@ def budget_use(match: Match, graph: Graph, tensors: dict[str, torch.Tensor]) -> 
 
 
 def replaced(source: StepSource, text: str, wrong: str) -> StepSource:
-    """The source with a mistake in its template."""
-    changed = evolve(source, code=source.code.replace(text, wrong))
+    """The source with a mistake in its template, or in a header of its own."""
+    headers = tuple((name, part.replace(text, wrong)) for name, part in source.headers)
+    changed = evolve(source, code=source.code.replace(text, wrong), headers=headers)
     assert changed != source
     return changed

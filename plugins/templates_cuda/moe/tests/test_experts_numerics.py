@@ -117,8 +117,7 @@ def test_unaligned_operands_take_the_path_of_single_elements() -> None:
 
 WRONG = {  # what is wrong: text, with what it is replaced, case
     "a barrier is missing": ("  __syncthreads();\n  finish", "  finish", "sum"),
-    "the experts are not waited for": ("threadIdx.x] = experts[part.slot + threadIdx.x];\n  __syncthreads();",
-                                       "threadIdx.x] = experts[part.slot + threadIdx.x];", "sum"),
+    "the experts are not waited for": ("part.slots, chosen);\n  __syncthreads();", "part.slots, chosen);", "sum"),
     "every slot reads the first row": ("static_cast<long long>(part.slot + slot) * operands.k", "0", "sum"),
     "a bias is that of the first expert": ("const long long first = part.chosen[slot]", "const long long first = 0", "sum, in f32"),
     "the tail of a row counts": ("(vector < vectors ? ", "(true ? ", "alone, single elements"),

@@ -6,8 +6,8 @@
 #include <agentcompile/dtype.cuh>
 
 struct Plan_DIGEST {
-  using Bias = float;
-  using T = __nv_bfloat16;
+  using Logit = __nv_bfloat16;
+  using RouterBias = float;
   using Score = __nv_bfloat16;
   static constexpr int held = 4;
   static constexpr bool over_chosen = true;
