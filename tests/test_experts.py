@@ -193,8 +193,9 @@ def test_a_full_size_mixture_is_planned_without_weights_and_counts_active_bytes(
     layer = next(found for found in plan.run(analyze.run(graphs, ctx), ctx) if found.region.name == "layer")
     matches = [layer.region.match_by_id[name] for name in layer.space.covers[0].matches]
     left = {n.name for n in layer.region.graph.nodes if not is_alias(layer.region.graph, n)} - {name for m in matches for name in m.nodes}
-    assert left == set() and [m.kind for m in matches].count("expert_linear") == 2 and [m.kind for m in matches].count("router") == 1
+    assert left == set() and [m.kind for m in matches].count("expert_linear") == 2 and "router" not in [m.kind for m in matches]
     gate, down = (m for m in matches if m.kind == "expert_linear")
+    assert gate.flag("routed") and not down.flag("routed")
     read = 2 * 8 * 3 * 768 * 2048
     assert read < gate.bytes_moved + down.bytes_moved < 1.01 * read
     step = step_bytes(graphs, 0)
@@ -205,9 +206,11 @@ def test_a_full_size_mixture_is_planned_without_weights_and_counts_active_bytes(
 @pytest.mark.parametrize(("model_type", "sizes"), [
     ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}), ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 ])
-def test_router_and_experts_of_a_layer_are_three_kernels(model_type: str, sizes: dict[str, object]) -> None:
+def test_router_and_experts_of_a_layer_are_two_kernels(model_type: str, sizes: dict[str, object]) -> None:
     graphs = capture_language_model(tiny(model_type, {**SIZES, **sizes, "num_hidden_layers": 1}), model_type, WORKLOAD)
     ctx = Context(catalog=load_catalog(strict=True), target=PRESETS["h200"], config=Config(), store=Store(None))
     plans = plan.run(analyze.run(graphs, ctx), ctx)
     kinds = [found.region.match_by_id[name].kind for found in plans for name in found.space.covers[0].matches]
-    assert (kinds.count("router"), kinds.count("expert_linear")) == (1, 2)
+    assert (kinds.count("router"), kinds.count("expert_linear")) == (0, 2)
+    offered = {match.kind for found in plans for match in found.region.matches}
+    assert "router" in offered, "where the layer with its router is not right, or slower"
