@@ -174,7 +174,7 @@ def _linear(match, t):
     x = _normed(match, t["x"].reshape(k), t.get("norm_weight"), t.get("norm_bias"))
     sums = (t["weight"].reshape(pair * n, k) @ x).reshape(pair, n)
     arguments = {f"acc{p}": sums[p] for p in range(pair)} | {name: t[name].reshape(n) for name in ("aux0", "aux1") if name in t}
-    return {"out": evaluate(match.epilogue, arguments)}
+    return {"out": evaluate(match.epilogue, arguments), "norm_out": x}
 
 
 def _norm(match, t):

@@ -173,7 +173,7 @@ class Argmax(MatchKind):
 
 
 LINEAR = Normed(
-    name=kind_names.LINEAR, version=4, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    name=kind_names.LINEAR, version=5, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
     doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
         " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
     operands=(
@@ -183,6 +183,7 @@ LINEAR = Normed(
         OperandKind("norm_bias", WEIGHTS, optional=True, doc="[k], of the prologue"),
         OperandKind("aux", READS, repeated=True, doc="a bias [n] or a residual [.., n]"),
         OperandKind("out", OUT, doc="[.., n]; several values: side by side"),
+        OperandKind("norm_out", OUT, optional=True, doc="[.., k] T: norm(x), where others read it as well"),
     ),
     attributes=(AttributeKind("n"), AttributeKind("k"), AttributeKind("pair", int, 1, doc="2: gate rows, then up rows"), *NORM_ATTRIBUTES),
 )

@@ -73,7 +73,7 @@ class LinearRule(RegionRule):
     """``linear`` matches: every linear node of one token, alone and with what can be fused before and behind it."""
 
     name = "linear"
-    version = 4
+    version = 5
     kinds = (kinds.LINEAR,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
@@ -132,7 +132,7 @@ def _before_cast(view: RegionView, value: str | None, node: Node) -> tuple[str, 
 def _matches_of_group(view: RegionView, group: list[Linear]) -> Iterator[Match]:
     """``group`` are all linear nodes over one value, in graph order."""
     for linear in group:
-        yield from _single(view, linear)
+        yield from _single(view, linear, alone=len(group) == 1)
         yield from _split(view, linear)
     paired: set[str] = set()
     for one, other in combinations(group, 2):
@@ -145,7 +145,8 @@ def _matches_of_group(view: RegionView, group: list[Linear]) -> Iterator[Match]:
             yield from _siblings(view, siblings)
 
 
-def _single(view: RegionView, linear: Linear) -> Iterator[Match]:
+def _single(view: RegionView, linear: Linear, *, alone: bool) -> Iterator[Match]:
+    """``alone``: nothing but this layer multiplies its input; else layers beside each other take in a norm that others read as well."""
     inside = frozenset({linear.node.name, *linear.casts})
     bias = [linear.bias] if linear.bias else []
     plain = _bias_expression() if bias else None
@@ -158,7 +159,8 @@ def _single(view: RegionView, linear: Linear) -> Iterator[Match]:
         external = growth.external if growth else ()
         out = view.write("out", growth.output if growth else linear.out)
         aux = [view.read(f"aux{i}", value) for i, value in enumerate([*bias, *external])]
-        yield from _with_norm(view, Product(group=[linear], nodes=nodes, out=out, aux=aux, expression=expression, label=SemanticLabel.GEMV))
+        product = Product(group=[linear], nodes=nodes, out=out, aux=aux, expression=expression, label=SemanticLabel.GEMV)
+        yield from _with_norm(view, product, may_share=alone)
 
 
 def _pair(view: RegionView, one: Linear, other: Linear) -> Iterator[Match]:
@@ -215,10 +217,13 @@ def _siblings(view: RegionView, siblings: list[Linear]) -> Iterator[Match]:
                                             expression=_bias_expression() if biases else None))
 
 
-def _with_norm(view: RegionView, product: Product) -> Iterator[Match]:
-    """The match as it is and, where nothing else reads them, with the norm or the rounding before it as its prologue."""
+def _with_norm(view: RegionView, product: Product, *, may_share: bool = True) -> Iterator[Match]:
+    """The match as it is and with the norm or the rounding before it as its prologue, where nothing else reads them, or, of a norm, where
+    it ``may_share`` it."""
     first = product.group[0]
     for given in inputs_of(view, first.x, frozenset(product.nodes), view.graph.spec(first.weight).dtype):
+        if given.normed and not may_share:
+            continue
         fused = SemanticLabel.NORM_GEMV if given.norm is not None and product.label == SemanticLabel.GEMV else product.label
         yield _match(view, evolve(product, nodes=(*given.nodes, *product.nodes), label=fused), given)
 
@@ -230,8 +235,9 @@ def _match(view: RegionView, product: Product, given: Input) -> Match:
         parameters = [view.read(f"norm_{name}", value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
     attributes = (("n", sum(linear.n for linear in product.group) // product.pair), ("k", product.group[0].k), ("pair", product.pair),
                   ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0))
+    written = (product.out, *([view.write("norm_out", given.normed)] if given.normed else []))
     return Match(kind=LINEAR, label=product.label, nodes=view.deps.members(view.deps.mask(product.nodes)),
-                 operands=(view.read("x", given.x), weight, *parameters, *product.aux, product.out), attributes=attributes,
+                 operands=(view.read("x", given.x), weight, *parameters, *product.aux, *written), attributes=attributes,
                  epilogue=product.expression)
 
 

@@ -1,4 +1,7 @@
-"""Cases of linear layers whose input, or what is added behind them, is float32 beside narrower weights."""
+"""Cases of linear layers whose input, or what is added behind them, is float32 beside narrower weights, and of those whose normed input
+others read as well."""
+
+from collections.abc import Sequence
 
 from agentcompile_core.plugin_api import DType, Graph, Match, UsageError
 from agentcompile_core.testing.matching import matched
@@ -30,3 +33,13 @@ def wide_linear_case(*, n: int, k: int, form: str, norm: str = "rms", residual: 
     if residual:
         out = draft.one("aten.add.Tensor", (draft.given("residual", (1, 1, n), DType.F32), out), (1, 1, n), DType.F32)
     return matched(LinearRule(), draft.graph(out))
+
+
+def shared_norm_case(*, n: int | Sequence[int], k: int, norm: str = "rms", bias: bool = False,
+                     dtype: DType = DType.F16) -> tuple[Match, Graph]:
+    """A linear layer, or several, of one token over a norm of ``k`` elements that others read as well, as a view of it."""
+    draft, sizes = Draft(), [n] if isinstance(n, int) else list(n)
+    normed = draft.norm("norm", draft.given("x", (1, 1, k), dtype), norm, (1, 1, k), dtype)
+    row = draft.one("aten.view.default", (normed, (1, 1, k)), (1, 1, k), dtype, kind="view")
+    outs = [draft.linear(f"linear{i}", row, size, k, dtype, bias) for i, size in enumerate(sizes)]
+    return matched(LinearRule(), draft.graph(*outs, row))

@@ -11,15 +11,20 @@ from .norm import NormNode, norm_of
 
 @frozen(kw_only=True)
 class Input:
-    """``x``, the norm of it, and the nodes that make the operand of it; a float32 ``x`` is rounded on the way to narrower weights."""
+    """``x``, the norm of it, and the nodes that make the operand of it; a float32 ``x`` is rounded on the way to narrower weights.
+
+    ``normed``: the value that the norm makes, where others read it as well.
+    """
 
     x: str
     nodes: tuple[str, ...] = ()
     norm: NormNode | None = None
+    normed: str = ""
 
 
 def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> Iterator[Input]:
-    """``x`` as it is, then what it is made of by nodes that nothing but those of ``inside`` and each other read."""
+    """``x`` as it is, then what it is made of by nodes that nothing but those of ``inside`` and each other read, or by a norm alone that
+    others read as well."""
     yield Input(x=x)
     before = _rounding(view, x, inside, dtype)
     if before is not None:
@@ -27,6 +32,7 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
     source, views = view.back(x, set(inside))
     node = view.producer(source)
     if node is None or not view.only_used_by(source, {*inside, *views}):
+        yield from _shared_norm(view, x, inside, dtype)
         return
     norm = norm_of(view, node)
     if norm is None:
@@ -39,6 +45,20 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
         before = _rounding(view, norm.x, inside | set(nodes), dtype)
         if before is not None:
             yield Input(x=before[0], nodes=(*before[1], *nodes), norm=norm)
+
+
+def _shared_norm(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> Iterator[Input]:
+    """The norm whose result ``x`` is, or a view of it, where others read that too: routers beside experts, attention beside an MLP."""
+    source, views = x, list[str]()
+    while (node := view.producer(source)) is not None and view.is_free(node):
+        views.append(node.name)
+        source = node.inputs[0]
+    norm = norm_of(view, node) if node is not None else None
+    if norm is None or norm.rows != 1 or {view.graph.spec(norm.weight or norm.x).dtype, view.graph.spec(norm.x).dtype} != {dtype}:
+        return
+    nodes = (norm.node.name, *views)
+    if view.deps.is_convex(view.deps.mask((*inside, *nodes))):
+        yield Input(x=norm.x, nodes=nodes, norm=norm, normed=source)
 
 
 def _rounding(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> tuple[str, tuple[str, ...]] | None:

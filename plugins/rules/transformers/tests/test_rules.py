@@ -182,12 +182,26 @@ def test_prompt_chunks_and_fresh_attention_are_not_matched(decode_graphs):
     assert not of_kind(find(b.graph(b.linear("w", x, 24), out)), "linear") + of_kind(find(b.graph(out)), "attention")
 
 
-def test_norm_that_others_read_is_not_hidden_in_a_prologue(decode_graphs):
+@pytest.mark.parametrize("kind", ["rms", "rms_one_plus", "layer"])
+def test_norm_that_others_read_is_written_by_a_prologue(decode_graphs, kind):
     b = decode_graphs.Builder()
     h = b.given("h", b.randn(1, 1, 16), ValueKind.INPUT)
-    x = b.norm("norm", h)
-    graph = b.graph(b.linear("w", x, 24), x)
-    assert [m.text("norm") for m in of_kind(find(graph), "linear")] == ["none"]
+    x = b.norm("norm", h, kind)
+    graph = b.graph(b.linear("w", b.call("aten.view.default", x, (1, 1, 16)), 24), x)
+    alone, fused = of_kind(find(graph), "linear")
+    assert alone.text("norm") == "none" and fused.text("norm") == kind and not problem(fused, graph, dependencies(graph))
+    assert fused.need("norm_out").values == (x.value,)
+    said = decode_graphs.promised(fused, b.results | b.tensors)
+    torch.testing.assert_close(said["norm_out"].reshape(-1), b.results[x.value].reshape(-1))
+
+
+def test_layers_beside_each_other_take_a_norm_in_together(decode_graphs):
+    """Of a group no layer does so alone: another one that reads the norm would wait for it for nothing."""
+    b = decode_graphs.Builder()
+    x = b.norm("norm", b.given("h", b.randn(1, 1, 16), ValueKind.INPUT))
+    graph = b.graph(b.linear("one", x, 24), b.linear("other", x, 8), x)
+    assert sorted((len(m.need("weight").values), m.text("norm")) for m in of_kind(find(graph), "linear")) == [
+        (1, "none"), (1, "none"), (2, "none"), (2, "rms")]
 
 
 def test_norm_per_head_before_a_linear_is_no_prologue(decode_graphs):

@@ -96,6 +96,7 @@ template <class Vector> struct Gemv {
     load_aux(operands, row, row_end, lane, aux);
     stage.run(operands.x, operands.norm_weight, operands.norm_bias, shared.row, vectors, padded, operands.norm_eps,
               shared.scratch, threadIdx.x);
+    write_normed<Vector, Plan::threads>(operands, shared.row, vectors, threadIdx.x);
 
     for (int tile = 0; tile < tiles; ++tile) {
       const int next_tile_row = row + groups * Plan::rows;
@@ -136,7 +137,7 @@ template <class Vector> struct Gemv {
 __device__ __forceinline__ bool allows_vectors(const Operands& operands) {
   return operands.k % ac::Vec16<Element>::size == 0 && ac::is_aligned16(operands.x) &&
          ac::is_aligned16(operands.weight) && ac::is_aligned16(operands.norm_weight) &&
-         ac::is_aligned16(operands.norm_bias);
+         ac::is_aligned16(operands.norm_bias) && ac::is_aligned16(operands.norm_out);
 }
 
 template <class Vector> __device__ __forceinline__ void run_gemv(const Operands& operands, Shared shared) {
@@ -152,13 +153,13 @@ template <class Vector> __device__ __forceinline__ void run_gemv(const Operands&
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
-            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, int n, int k, float norm_eps) {
+            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, int n, int k, float norm_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ float partials[2 * Plan::warps * streams];
   AC_DYNAMIC_SHARED(Element, row);
   if constexpr (Plan::pdl) ac::launch_dependents();
 
-  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
   const Shared shared{row, scratch, partials};
   if constexpr (Plan::vectors) {
     if (allows_vectors(operands)) {

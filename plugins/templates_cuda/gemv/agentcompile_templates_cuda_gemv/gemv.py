@@ -57,7 +57,7 @@ class GemvFamily(TemplateFamily):
     """
 
     name = "gemv"
-    version = 4
+    version = 5
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one-token linear matches in fp16, bf16 or fp32 whose input row fits into shared memory; what is added may be of any of
@@ -103,7 +103,7 @@ class GemvFamily(TemplateFamily):
         constants = {
             "pdl": pdl, **plan, "pair": shape.pair, "norm": NORMS[match.text("norm", "none")],
             "k": shape.k if schedule["specialize_k"] else 0,
-            "has_aux0": match.operand("aux0") is not None, "has_aux1": match.operand("aux1") is not None,
+            "has_norm_out": match.operand("norm_out") is not None, "has_aux0": match.operand("aux0") is not None, "has_aux1": match.operand("aux1") is not None,
         }
         groups = schedule.integer("warps") // schedule.integer("warps_per_row")
         launch = Launch(
@@ -171,9 +171,8 @@ def _tickets(schedule: Schedule) -> tuple[KernelArgument, ...]:
 
 def _arguments(match: Match, shape: Shape, tickets: tuple[KernelArgument, ...]) -> tuple[KernelArgument, ...]:
     operands = [operand_pointer(match, name) for name in ("x", "weight", "norm_weight", "norm_bias", "aux0", "aux1")]
-    out = match.need("out")
-    return (*operands, pointer("out", Role.OUTPUT, out.spec.dtype, Access.WRITE), *tickets, i32("n", shape.n), i32("k", shape.k),
-            f32("norm_eps", match.number("norm_eps", 0.0)))
+    results = [operand_pointer(match, name) for name in ("out", "norm_out")]
+    return (*operands, *results, *tickets, i32("n", shape.n), i32("k", shape.k), f32("norm_eps", match.number("norm_eps", 0.0)))
 
 
 def _operand_problem(match: Match) -> str:
@@ -201,6 +200,8 @@ def _attribute_problem(match: Match) -> str:
         return f"norm {norm!r} is unknown; gemv knows {', '.join(NORMS)}"
     if norm == "rms_one_plus" and match.operand("norm_weight") is None:
         return f"norm {norm!r} needs an operand norm_weight"
+    if norm == "none" and match.operand("norm_out") is not None:
+        return "norm_out is written where there is a norm"
     if min(n, k) < 1 or max(n * pair, k) >= 1 << 31:
         return f"n={n}, k={k}: both must be positive 32-bit integers"
     if match.need("x").spec.numel != k:

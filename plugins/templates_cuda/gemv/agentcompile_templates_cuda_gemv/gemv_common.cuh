@@ -2,7 +2,8 @@
 //
 //   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
 //
-// x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n].
+// x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n]; norm_out [k] T is
+// norm(x), where others read it as well (Plan::has_norm_out): every block has it in shared memory, and the first one writes it.
 // Types: T of weights and norm, x Plan::X (T or float, rounded to T behind the norm), aux Plan::A0 and A1, out Plan::Out; fp32
 // accumulation. Each block owns a contiguous range of rows, as even as whole rows allow.
 #pragma once
@@ -28,6 +29,7 @@ struct Operands {
   const Plan::A0* aux0;
   const Plan::A1* aux1;
   Plan::Out* out;
+  Element* norm_out;
   int n;
   int k;
   float norm_eps;
@@ -66,6 +68,17 @@ __device__ __forceinline__ Plan::Out result_of(const float (&sums)[streams], con
     if (number / Plan::pair == lane) mine[number % Plan::pair] = sums[number];
   }
   return ac::from_float<Plan::Out>(Epilogue::apply(mine, aux));
+}
+
+// Thread `thread` of `Threads`, behind the barrier that published the `vectors` of `staged`.
+template <class Vector, int Threads>
+__device__ __forceinline__ void write_normed(const Operands& operands, const Element* staged, int vectors, int thread) {
+  if constexpr (Plan::has_norm_out) {
+    if (blockIdx.x != 0) return;
+    for (int index = thread; index < vectors; index += Threads) {
+      Vector::load(staged + index * Vector::size).store(operands.norm_out + index * Vector::size);
+    }
+  }
 }
 
 __device__ __forceinline__ void sum_lanes(float (&sums)[streams]) {

@@ -172,6 +172,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
   if constexpr (!dealt) load_aux(operands, range.begin + warp * Plan::rows, range.end, lane, aux);
   stage.run(operands.x, operands.norm_weight, operands.norm_bias, staged, vectors, vectors, operands.norm_eps, scratch,
             threadIdx.x, ConsumerBarrier{});
+  write_normed<Vector, consumers>(operands, staged, vectors, threadIdx.x);
 
   Ring::Position current;
   if constexpr (dealt) {
@@ -202,7 +203,8 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
-            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, unsigned int* tickets, int n, int k, float norm_eps) {
+            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, unsigned int* tickets, int n, int k,
+            float norm_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ ac::Mbarrier full[Plan::stages];
   __shared__ ac::Mbarrier empty[Plan::stages];
@@ -210,7 +212,7 @@ gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight,
   AC_DYNAMIC_SHARED(Element, slots);
   if constexpr (Plan::pdl) ac::launch_dependents();
 
-  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
   const Ring ring{slots, full, empty};
   Element* staged = slots + Plan::stages * slot_elements;
   const int warp = threadIdx.x / ac::warp_size;

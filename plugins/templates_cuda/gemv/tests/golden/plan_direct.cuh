@@ -23,6 +23,7 @@ struct Plan_DIGEST {
   static constexpr int pair = 1;
   static constexpr int norm = 0;
   static constexpr int k = 0;
+  static constexpr bool has_norm_out = false;
   static constexpr bool has_aux0 = true;
   static constexpr bool has_aux1 = false;
 };

@@ -25,6 +25,7 @@ struct Plan_DIGEST {
   static constexpr int pair = 2;
   static constexpr int norm = 1;
   static constexpr int k = 2048;
+  static constexpr bool has_norm_out = false;
   static constexpr bool has_aux0 = false;
   static constexpr bool has_aux1 = false;
 };
