@@ -103,7 +103,7 @@ class GemvFamily(TemplateFamily):
         constants = {
             "pdl": pdl, **plan, "pair": shape.pair, "norm": NORMS[match.text("norm", "none")],
             "k": shape.k if schedule["specialize_k"] else 0,
-            "has_norm_out": match.operand("norm_out") is not None, "has_aux0": match.operand("aux0") is not None, "has_aux1": match.operand("aux1") is not None,
+            **{f"has_{name}": match.operand(name) is not None for name in ("norm_out", "aux0", "aux1")},
         }
         groups = schedule.integer("warps") // schedule.integer("warps_per_row")
         launch = Launch(
