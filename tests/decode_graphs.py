@@ -160,8 +160,8 @@ def evaluate(expression, arguments):
     return results[-1] if results else arguments[expression.arguments[0]]
 
 
-def _normed(match, x, weight, bias=None):
-    kind, eps = match.text("norm"), match.number("norm_eps")
+def _normed(match, x, weight, bias=None, which=""):
+    kind, eps = match.text(f"{which}norm"), match.number(f"{which}eps" if which else "norm_eps")
     if kind == "none":
         return x
     if kind == "layer":
@@ -171,10 +171,13 @@ def _normed(match, x, weight, bias=None):
 
 def _linear(match, t):
     k, n, pair = match.integer("k"), match.integer("n"), match.integer("pair")
-    x = _normed(match, t["x"].reshape(k), t.get("norm_weight"), t.get("norm_bias"))
+    total = t["x"].reshape(k)
+    if "residual" in t:
+        total = t["residual"].reshape(k) + _normed(match, total, t.get("post_weight"), None, "post_")
+    x = _normed(match, total, t.get("norm_weight"), t.get("norm_bias"))
     sums = (t["weight"].reshape(pair * n, k) @ x).reshape(pair, n)
     arguments = {f"acc{p}": sums[p] for p in range(pair)} | {name: t[name].reshape(n) for name in ("aux0", "aux1") if name in t}
-    return {"out": evaluate(match.epilogue, arguments), "norm_out": x}
+    return {"out": evaluate(match.epilogue, arguments), "norm_out": x, "residual_out": total}
 
 
 def _norm(match, t):

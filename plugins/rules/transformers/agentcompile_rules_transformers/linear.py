@@ -28,7 +28,7 @@ from agentcompile_core.plugin_api import (
     ref,
 )
 
-from . import kinds
+from . import normed_kinds
 from .linear_inputs import Input, inputs_of
 from .split import VECTOR_BYTES, lie_well, parts_of
 
@@ -74,7 +74,7 @@ class LinearRule(RegionRule):
 
     name = "linear"
     version = 5
-    kinds = (kinds.LINEAR,)
+    kinds = (normed_kinds.LINEAR,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """All groups of linear nodes over one input, with and without the norm before them and the pointwise tail."""
@@ -235,7 +235,13 @@ def _match(view: RegionView, product: Product, given: Input) -> Match:
         parameters = [view.read(f"norm_{name}", value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
     attributes = (("n", sum(linear.n for linear in product.group) // product.pair), ("k", product.group[0].k), ("pair", product.pair),
                   ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0))
-    written = (product.out, *([view.write("norm_out", given.normed)] if given.normed else []))
+    written = [product.out, *([view.write("norm_out", given.normed)] if given.normed else [])]
+    if given.before is not None:
+        before = given.before
+        parameters += [view.read("post_weight", before.norm.weight)] if before.norm.weight else []
+        parameters.append(view.read("residual", before.residual))
+        written += [view.write("residual_out", before.out)] if before.out else []
+        attributes = (*attributes, ("post_norm", before.norm.kind), ("post_eps", before.norm.eps))
     return Match(kind=LINEAR, label=product.label, nodes=view.deps.members(view.deps.mask(product.nodes)),
                  operands=(view.read("x", given.x), weight, *parameters, *product.aux, *written), attributes=attributes,
                  epilogue=product.expression)

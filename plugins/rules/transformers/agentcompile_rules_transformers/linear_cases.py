@@ -35,6 +35,19 @@ def wide_linear_case(*, n: int, k: int, form: str, norm: str = "rms", residual: 
     return matched(LinearRule(), draft.graph(out))
 
 
+def summed_case(*, n: int | Sequence[int], k: int, post: str = "rms", norm: str = "none", shared: bool = True, swapped: bool = False,
+                dtype: DType = DType.F16) -> tuple[Match, Graph]:
+    """A linear layer, or several, of one token over the ``norm`` of residual + ``post`` norm of ``k`` elements (``swapped``: of the norm +
+    residual), a sum that others read as well where ``shared``."""
+    draft, sizes, shape = Draft(), [n] if isinstance(n, int) else list(n), (1, 1, k)
+    normed = draft.norm("post", draft.given("x", shape, dtype), post, shape, dtype)
+    residual = draft.given("residual", shape, dtype)
+    total = draft.one("aten.add.Tensor", (normed, residual) if swapped else (residual, normed), shape, dtype)
+    row = draft.norm("norm", total, norm, shape, dtype) if norm != "none" else total
+    outs = [draft.linear(f"linear{i}", row, size, k, dtype) for i, size in enumerate(sizes)]
+    return matched(LinearRule(), draft.graph(*outs, *((total,) if shared else ())))
+
+
 def shared_norm_case(*, n: int | Sequence[int], k: int, norm: str = "rms", bias: bool = False,
                      dtype: DType = DType.F16) -> tuple[Match, Graph]:
     """A linear layer, or several, of one token over a norm of ``k`` elements that others read as well, as a view of it."""

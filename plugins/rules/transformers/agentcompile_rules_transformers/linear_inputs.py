@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from agentcompile_core.plugin_api import DType, Node, Ref, RegionView, is_contiguous
+from agentcompile_core.plugin_api import DType, Node, Ref, RegionView, argument, is_contiguous
 
 from .norm import NormNode, norm_of
 
@@ -13,19 +13,31 @@ from .norm import NormNode, norm_of
 class Input:
     """``x``, the norm of it, and the nodes that make the operand of it; a float32 ``x`` is rounded on the way to narrower weights.
 
-    ``normed``: the value that the norm makes, where others read it as well.
+    ``normed``: the value that the norm makes, where others read it as well. ``before``: what makes the operand of the norm, or ``x``
+    itself, by a norm of its own and the addition of a residual.
     """
 
     x: str
     nodes: tuple[str, ...] = ()
     norm: NormNode | None = None
     normed: str = ""
+    before: "Sum | None" = None
+
+
+@frozen(kw_only=True)
+class Sum:
+    """``residual`` + the ``norm`` of another value; ``out`` is the sum, where others read it as well."""
+
+    norm: NormNode
+    residual: str
+    out: str
 
 
 def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> Iterator[Input]:
     """``x`` as it is, then what it is made of by nodes that nothing but those of ``inside`` and each other read, or by a norm alone that
     others read as well."""
     yield Input(x=x)
+    yield from _summed(view, Input(x=x), inside, dtype)
     before = _rounding(view, x, inside, dtype)
     if before is not None:
         yield Input(x=before[0], nodes=before[1])
@@ -42,9 +54,31 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
     elif norm.rows == 1 and view.graph.spec(norm.weight or norm.x).dtype is dtype and view.graph.spec(norm.x).dtype is dtype:
         nodes = (node.name, *views)
         yield Input(x=norm.x, nodes=nodes, norm=norm)
+        yield from _summed(view, Input(x=norm.x, nodes=nodes, norm=norm), inside, dtype)
         before = _rounding(view, norm.x, inside | set(nodes), dtype)
         if before is not None:
             yield Input(x=before[0], nodes=(*before[1], *nodes), norm=norm)
+
+
+def _summed(view: RegionView, given: Input, inside: frozenset[str], dtype: DType) -> Iterator[Input]:
+    """The sum that ``given`` reads, of a residual and an RMS norm that nothing else reads (Gemma 2 and 3, OLMo 2, GLM 4)."""
+    source, views = view.back(given.x, {*inside, *given.nodes})
+    add = view.producer(source)
+    if add is None or add.op != "aten.add.Tensor" or argument(add, "alpha") != 1 or len(add.inputs) != 2:
+        return
+    total = view.graph.spec(source)
+    for normed, residual in (add.inputs, add.inputs[::-1]):
+        value, between = view.back(normed, {add.name})
+        node = view.producer(value)
+        norm = norm_of(view, node) if node is not None and view.only_used_by(value, {add.name, *between}) else None
+        if norm is None or not norm.kind.startswith("rms") or norm.rows != 1 or norm.columns != total.numel:
+            continue
+        specs = [view.graph.spec(name) for name in (norm.x, norm.weight or norm.x, residual, source)]
+        nodes = (norm.node.name, *between, add.name, *views, *given.nodes)
+        fits = all(spec.dtype is dtype and is_contiguous(spec) for spec in specs) and view.graph.spec(residual).numel == total.numel
+        if fits and view.deps.is_convex(view.deps.mask((*inside, *nodes))):
+            shared = not view.only_used_by(source, {*inside, *nodes})
+            yield evolve(given, x=norm.x, nodes=nodes, before=Sum(norm=norm, residual=residual, out=source if shared else ""))
 
 
 def _shared_norm(view: RegionView, x: str, inside: frozenset[str], dtype: DType) -> Iterator[Input]:

@@ -29,7 +29,7 @@ from agentcompile_core.plugin_api import (
     ref,
 )
 
-from . import kinds
+from . import normed_kinds
 from .channel_norm import channel_norms
 from .tails import tails
 
@@ -140,7 +140,7 @@ class NormRule(RegionRule):
 
     name = "norm"
     version = 7
-    kinds = (kinds.NORM,)
+    kinds = (normed_kinds.NORM,)
 
     def find(self, graph: Graph, target: Target) -> Iterable[Match]:
         """Norms alone, with their residual, with growing tails, then two of a kind."""

@@ -28,7 +28,7 @@ from .draft import Draft
 from .elementwise import ElementwiseRule
 from .expert_cases import experts_case, routed_experts_case, router_case, scored_router_case
 from .linear import LinearRule
-from .linear_cases import shared_norm_case, wide_linear_case
+from .linear_cases import shared_norm_case, summed_case, wide_linear_case
 from .lookup import ArgmaxRule, GatherRule
 from .masked_attention_cases import masked_attention_case
 from .matmul import MatmulRule
@@ -48,7 +48,7 @@ __all__ = [
     "elementwise_case", "experts_case", "gated_case", "gather_case", "linear_case", "masked_attention_case", "matmul_case",
     "norm_case", "norms_beside_case", "part_case", "pool_case", "recurrence_step_case", "reduction_case", "rope_case", "rope_heads_case",
     "rope_table_case", "routed_experts_case", "router_case", "rows_case", "scan_case", "scored_router_case",
-    "shared_norm_case", "softmax_case", "wide_linear_case",
+    "shared_norm_case", "softmax_case", "summed_case", "wide_linear_case",
 ]
 
 

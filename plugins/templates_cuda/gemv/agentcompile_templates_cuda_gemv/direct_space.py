@@ -60,7 +60,8 @@ def registers(shape: Shape, schedule: Schedule) -> int:
     held = next((count for size, count in REGISTERS_FOR_BATCH[shape.element_bytes] if size >= needed), 0)
     if not held:
         return 0
-    beside = 16 if shape.norm == "layer" else 0  # its bias is prefetched beside its weight
+    # Its bias is prefetched beside the weight of a norm; so is the weight of the norm before a residual, which lies beside both.
+    beside = 16 * (shape.norm == "layer") + 32 * shape.summed
     return held + beside + (8 if shape.pair == 2 and schedule.integer("warps_per_row") > 1 else 0)
 
 

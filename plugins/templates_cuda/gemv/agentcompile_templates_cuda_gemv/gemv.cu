@@ -90,12 +90,13 @@ template <class Vector> struct Gemv {
     constexpr int held = Plan::held_vectors;
     ac::RowStage<Plan::norm, Plan::threads, held, Element, Vector, Plan::X> stage;
     stage.prefetch(operands.norm_weight, operands.norm_bias, vectors, threadIdx.x);
+    const auto before = before_norm<Vector, Plan::threads>(operands, vectors, threadIdx.x);
 
     ac::grid_dependency_wait();
     float aux[2];
     load_aux(operands, row, row_end, lane, aux);
     stage.run(operands.x, operands.norm_weight, operands.norm_bias, shared.row, vectors, padded, operands.norm_eps,
-              shared.scratch, threadIdx.x);
+              shared.scratch, threadIdx.x, ac::BlockBarrier{}, before);
     write_normed<Vector, Plan::threads>(operands, shared.row, vectors, threadIdx.x);
 
     for (int tile = 0; tile < tiles; ++tile) {
@@ -137,7 +138,8 @@ template <class Vector> struct Gemv {
 __device__ __forceinline__ bool allows_vectors(const Operands& operands) {
   return operands.k % ac::Vec16<Element>::size == 0 && ac::is_aligned16(operands.x) &&
          ac::is_aligned16(operands.weight) && ac::is_aligned16(operands.norm_weight) &&
-         ac::is_aligned16(operands.norm_bias) && ac::is_aligned16(operands.norm_out);
+         ac::is_aligned16(operands.norm_bias) && ac::is_aligned16(operands.norm_out) && ac::is_aligned16(operands.residual) &&
+         ac::is_aligned16(operands.post_weight) && ac::is_aligned16(operands.residual_out);
 }
 
 template <class Vector> __device__ __forceinline__ void run_gemv(const Operands& operands, Shared shared) {
@@ -153,13 +155,15 @@ template <class Vector> __device__ __forceinline__ void run_gemv(const Operands&
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
-            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, int n, int k, float norm_eps) {
+            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, const Plan::T* residual,
+            const Plan::T* post_weight, Plan::T* residual_out, int n, int k, float norm_eps, float post_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ float partials[2 * Plan::warps * streams];
   AC_DYNAMIC_SHARED(Element, row);
   if constexpr (Plan::pdl) ac::launch_dependents();
 
-  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, residual, post_weight,
+                          residual_out, post_eps, n, Plan::k > 0 ? Plan::k : k, norm_eps};
   const Shared shared{row, scratch, partials};
   if constexpr (Plan::vectors) {
     if (allows_vectors(operands)) {

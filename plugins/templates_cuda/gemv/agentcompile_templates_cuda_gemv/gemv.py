@@ -43,6 +43,7 @@ MOST_RING_POINTS = 120
 MOST_DIRECT_POINTS = 80
 MOST_HELD_VECTORS = 4  # 16-byte vectors of x that a thread keeps in registers while it is normalized
 NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4}  # as ac::Norm in row.cuh
+POST_NORMS = ("rms", "rms_one_plus", "rms_once")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 TICKETS = "tickets"  # the counter by which rows are dealt
 PARAMETER_NAMES = ("path", "warps", "rows", "columns", "stages", "in_flight", "unroll", "warps_per_row", "blocks_per_sm",
@@ -103,7 +104,8 @@ class GemvFamily(TemplateFamily):
         constants = {
             "pdl": pdl, **plan, "pair": shape.pair, "norm": NORMS[match.text("norm", "none")],
             "k": shape.k if schedule["specialize_k"] else 0,
-            **{f"has_{name}": match.operand(name) is not None for name in ("norm_out", "aux0", "aux1")},
+            **{f"has_{name}": match.operand(name) is not None for name in ("norm_out", "residual", "aux0", "aux1")},
+            "post_norm": NORMS[match.text("post_norm", "none")],
         }
         groups = schedule.integer("warps") // schedule.integer("warps_per_row")
         launch = Launch(
@@ -171,8 +173,9 @@ def _tickets(schedule: Schedule) -> tuple[KernelArgument, ...]:
 
 def _arguments(match: Match, shape: Shape, tickets: tuple[KernelArgument, ...]) -> tuple[KernelArgument, ...]:
     operands = [operand_pointer(match, name) for name in ("x", "weight", "norm_weight", "norm_bias", "aux0", "aux1")]
-    results = [operand_pointer(match, name) for name in ("out", "norm_out")]
-    return (*operands, *results, *tickets, i32("n", shape.n), i32("k", shape.k), f32("norm_eps", match.number("norm_eps", 0.0)))
+    around = [operand_pointer(match, name) for name in ("out", "norm_out", "residual", "post_weight", "residual_out")]
+    return (*operands, *around, *tickets, i32("n", shape.n), i32("k", shape.k), f32("norm_eps", match.number("norm_eps", 0.0)),
+            f32("post_eps", match.number("post_eps", 0.0)))
 
 
 def _operand_problem(match: Match) -> str:
@@ -200,6 +203,9 @@ def _attribute_problem(match: Match) -> str:
         return f"norm {norm!r} is unknown; gemv knows {', '.join(NORMS)}"
     if norm == "rms_one_plus" and match.operand("norm_weight") is None:
         return f"norm {norm!r} needs an operand norm_weight"
+    reason = _residual_problem(match)
+    if reason:
+        return reason
     if norm == "none" and match.operand("norm_out") is not None:
         return "norm_out is written where there is a norm"
     if min(n, k) < 1 or max(n * pair, k) >= 1 << 31:
@@ -215,3 +221,16 @@ def _attribute_problem(match: Match) -> str:
     return ""
 
 
+def _residual_problem(match: Match) -> str:
+    kind, residual = match.text("post_norm", "none"), match.operand("residual")
+    if (kind == "none") != (residual is None):
+        return "a residual is added to a normed row, which a match without one has not"
+    if residual is None:
+        return "residual_out is written where there is a residual" if match.operand("residual_out") is not None else ""
+    if kind not in POST_NORMS:
+        return f"norm {kind!r} before a residual; gemv knows {', '.join(POST_NORMS)}"
+    if kind == "rms_one_plus" and match.operand("post_weight") is None:
+        return f"norm {kind!r} needs an operand post_weight"
+    if match.need("x").spec.dtype is not match.need("weight").spec.dtype:
+        return "a row with a residual has the type of the weights"
+    return ""

@@ -1,9 +1,10 @@
 // What both gemv kernels share: the operands, a block's rows, the auxiliary operands and the epilogue of finished rows.
 //
-//   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(x)),  p < Plan::pair
+//   out[i] = Epilogue::apply(acc, aux0[i], aux1[i]),  acc[p] = dot(weight[i + p*n, :], norm(y)),  p < Plan::pair
+//   y = x, or, with Plan::has_residual, y = residual + post_norm(x) (weight post_weight [k]); residual_out [k] is y, where others read it
 //
 // x [k], weight [Plan::pair * n, k] row-major (gate rows, then up rows), norm_weight and norm_bias [k], aux [n], out [n]; norm_out [k] T is
-// norm(x), where others read it as well (Plan::has_norm_out): every block has it in shared memory, and the first one writes it.
+// norm(y), where others read it as well (Plan::has_norm_out). Every block makes y and norm(y) for itself; the first one writes them.
 // Types: T of weights and norm, x Plan::X (T or float, rounded to T behind the norm), aux Plan::A0 and A1, out Plan::Out; fp32
 // accumulation. Each block owns a contiguous range of rows, as even as whole rows allow.
 #pragma once
@@ -30,10 +31,26 @@ struct Operands {
   const Plan::A1* aux1;
   Plan::Out* out;
   Element* norm_out;
+  const Element* residual;
+  const Element* post_weight;
+  Element* residual_out;
+  float post_eps;
   int n;
   int k;
   float norm_eps;
 };
+
+// What is done to x before its norm: nothing, or the sum with a residual. `Threads`: of the block, those that stage the row.
+template <class Vector, int Threads> __device__ __forceinline__ auto before_norm(const Operands& operands, int vectors, int thread) {
+  if constexpr (Plan::has_residual) {
+    ac::SumBefore<Plan::post_norm, Threads, Plan::held_vectors, Element, Vector> before{
+        operands.post_weight, operands.residual, blockIdx.x == 0 ? operands.residual_out : nullptr, operands.post_eps};
+    before.prefetch(vectors, thread);
+    return before;
+  } else {
+    return ac::NothingBefore{};
+  }
+}
 
 struct RowRange {
   int begin;

@@ -166,12 +166,13 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
   const int vectors = operands.k / Vector::size;
   ac::RowStage<Plan::norm, consumers, Plan::held_vectors, Element, Vector, Plan::X> stage;
   stage.prefetch(operands.norm_weight, operands.norm_bias, vectors, threadIdx.x);
+  const auto before = before_norm<Vector, consumers>(operands, vectors, threadIdx.x);
 
   ac::grid_dependency_wait();
   float aux[2];
   if constexpr (!dealt) load_aux(operands, range.begin + warp * Plan::rows, range.end, lane, aux);
   stage.run(operands.x, operands.norm_weight, operands.norm_bias, staged, vectors, vectors, operands.norm_eps, scratch,
-            threadIdx.x, ConsumerBarrier{});
+            threadIdx.x, ConsumerBarrier{}, before);
   write_normed<Vector, consumers>(operands, staged, vectors, threadIdx.x);
 
   Ring::Position current;
@@ -203,8 +204,8 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
 
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
-            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, unsigned int* tickets, int n, int k,
-            float norm_eps) {
+            const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, const Plan::T* residual,
+            const Plan::T* post_weight, Plan::T* residual_out, unsigned int* tickets, int n, int k, float norm_eps, float post_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ ac::Mbarrier full[Plan::stages];
   __shared__ ac::Mbarrier empty[Plan::stages];
@@ -212,7 +213,8 @@ gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight,
   AC_DYNAMIC_SHARED(Element, slots);
   if constexpr (Plan::pdl) ac::launch_dependents();
 
-  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+  const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, residual, post_weight,
+                          residual_out, post_eps, n, Plan::k > 0 ? Plan::k : k, norm_eps};
   const Ring ring{slots, full, empty};
   Element* staged = slots + Plan::stages * slot_elements;
   const int warp = threadIdx.x / ac::warp_size;

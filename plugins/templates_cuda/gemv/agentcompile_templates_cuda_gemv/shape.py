@@ -18,13 +18,14 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 @frozen(kw_only=True)
 class Shape:
-    """``weight [pair * n, k]`` of ``element_bytes``; ``norm`` of x on the way in, or "none"."""
+    """``weight [pair * n, k]`` of ``element_bytes``; ``norm`` of x on the way in, or "none"; ``summed``: of a residual and a normed x."""
 
     n: int
     k: int
     pair: int
     element_bytes: int
     norm: str
+    summed: bool = False
 
     @property
     def vector(self) -> int:
@@ -65,4 +66,5 @@ def shape_of(match: Match) -> Shape:
         pair=match.integer("pair", 1),
         element_bytes=match.need("weight").spec.dtype.bytes,
         norm=match.text("norm", "none"),
+        summed=match.operand("residual") is not None,
     )

@@ -1,12 +1,14 @@
-"""The norm in front of linear layers, written once where others read it as well, on both paths."""
+"""What is in front of linear layers and read by others as well, on both paths: a norm, and a residual with the norm before it."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import agentcompile_cuda_kit
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_rules_transformers.testing import linear_case, shared_norm_case
+from agentcompile_rules_transformers.testing import linear_case, shared_norm_case, summed_case
 from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
@@ -52,7 +54,8 @@ def is_right(match: Match, graph: Graph, source: StepSource, seed: int, order: L
     Emulated(source, match, H200).run(tensors, *([] if order is None else [order]))
     parts = iter(tensors["out"].flatten().split([graph.spec(value).numel for value in match.need("out").values]))
     done = [compare(next(parts).reshape(graph.spec(value).shape), expected[value]) for value in match.need("out").values]
-    return all(one.ok for one in (*done, compare(tensors["norm_out"], expected[match.need("norm_out").values[0]])))
+    beside = [o for o in match.operands if o.name in ("norm_out", "residual_out")]
+    return all(one.ok for one in (*done, *(compare(tensors[o.name], expected[o.values[0]]) for o in beside)))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -69,6 +72,50 @@ def test_both_results_are_within_budget(path: str, data: st.DataObject) -> None:
     assert FAMILY.accepts(match, H200) is True
     source = FAMILY.lower(match, PATHS[path], H200)
     assert is_right(match, graph, source, data.draw(st.integers(0, 99)), data.draw(st.sampled_from(SCHEDULES)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@FEW
+@given(data=st.data())
+def test_a_residual_and_the_norm_before_it(path: str, data: st.DataObject) -> None:
+    """Gemma's layers, which norm the sum again, and OLMo 2's, which do not."""
+    k = data.draw(st.sampled_from((8, 264, 1031, 4104) if path == "direct" else (512, 1032, 4104)))
+    norm = data.draw(st.sampled_from(("none", "rms", "rms_one_plus", "layer")))
+    post = data.draw(st.sampled_from(("rms", "rms_one_plus", "rms_once", "rms_bare")))
+    n = data.draw(st.sampled_from((1, 20, (8, 16, 8)) if path != "dealt" else (300, 613)))
+    match, graph = summed_case(n=n, k=k, post=post, norm=norm, shared=data.draw(st.booleans()), swapped=data.draw(st.booleans()),
+                               dtype=data.draw(st.sampled_from((DType.BF16, DType.F16, DType.F32))))
+    assert match.operand("residual") is not None and match.text("norm") in (norm, "rms") and FAMILY.accepts(match, H200) is True
+    source = FAMILY.lower(match, PATHS[path], H200)
+    assert is_right(match, graph, source, data.draw(st.integers(0, 99)), data.draw(st.sampled_from(SCHEDULES)))
+
+
+INCLUDE, ROW = Path(agentcompile_cuda_kit.__file__).parent / "include", "agentcompile/row.cuh"
+WRONG_SUMS = {
+    "the residual is left out": ("scales[lane], 0.0f) + others[lane]", "scales[lane], 0.0f)"),
+    "the norm is not rounded": ("normalize<Kind, T>(values[lane], row, scales[lane], 0.0f) + others", "values[lane] + others"),
+    "nobody writes the sum": ("if (out != nullptr) made.store", "if (false) made.store"),
+    "every block writes the sum": ("blockIdx.x == 0 ? operands.residual_out : nullptr", "operands.residual_out"),
+    "another eps": ("before.eps, scratch", "before.eps + 0.5f, scratch"),
+    "the sum is not what is normed": ("if (index < vectors) row[held] = before.sum(", "if (index < vectors) before.sum("),
+    "the weight is left out": ("if (weight != nullptr && index < vectors)", "if (false)"),
+}
+
+
+@pytest.mark.parametrize("path", ["direct", "ring"])
+@pytest.mark.parametrize("what", sorted(WRONG_SUMS))
+def test_a_wrong_sum_is_seen(what: str, path: str) -> None:
+    text, wrong = WRONG_SUMS[what]
+    match, graph = summed_case(n=40, k=512, norm="rms")
+    source = FAMILY.lower(match, PATHS[path], H200)
+    library = (INCLUDE / ROW).read_text(encoding="utf-8")
+    headers = (*source.headers, (ROW, library))
+    changed = evolve(source, code=source.code.replace(text, wrong), headers=tuple((name, t.replace(text, wrong)) for name, t in headers))
+    assert changed != evolve(source, headers=headers) and is_right(match, graph, source, 3)
+    try:
+        assert not is_right(match, graph, changed, 3)
+    except EmulationError:
+        return
 
 
 WRONG = {

@@ -24,8 +24,10 @@ struct Plan_DIGEST {
   static constexpr int norm = 0;
   static constexpr int k = 0;
   static constexpr bool has_norm_out = false;
+  static constexpr bool has_residual = false;
   static constexpr bool has_aux0 = true;
   static constexpr bool has_aux1 = false;
+  static constexpr int post_norm = 0;
 };
 
 struct Epilogue_DIGEST {

@@ -26,8 +26,10 @@ struct Plan_DIGEST {
   static constexpr int norm = 1;
   static constexpr int k = 2048;
   static constexpr bool has_norm_out = false;
+  static constexpr bool has_residual = false;
   static constexpr bool has_aux0 = false;
   static constexpr bool has_aux1 = false;
+  static constexpr int post_norm = 0;
 };
 
 struct Epilogue_DIGEST {

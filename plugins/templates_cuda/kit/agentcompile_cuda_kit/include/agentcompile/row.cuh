@@ -81,13 +81,68 @@ template <class T, class Vector> struct RowVector<T, T, Vector, 1> {
   static constexpr bool is_plain = true;
 };
 
+// Nothing before the norm of a RowStage.
+struct NothingBefore {
+  static constexpr bool exists = false;
+};
+
+// Before the norm of a RowStage: an RMS norm of its own, of which the sum with a residual is what is normalized, and written to `out`
+// where that is not null. Rounded as the framework does with separate operators: the norm, and the sum. `prefetch` may run before the
+// grid dependency wait, as that of RowStage.
+template <int Kind, int Threads, int Held, class T, class Vector> struct SumBefore {
+  static constexpr bool exists = true;
+  static constexpr int kind = Kind;
+  static constexpr int size = Vector::size;
+  static_assert(Kind == norm_rms || Kind == norm_rms_one_plus || Kind == norm_rms_once, "an RMS norm");
+  const T* weight;
+  const T* residual;
+  T* out;
+  float eps;
+  Vector scale[Held];
+  Vector added[Held];
+
+  __device__ __forceinline__ Vector scale_of(int index, int vectors) const {
+    if (weight != nullptr && index < vectors) return Vector::load(weight + index * size);
+    float values[size];
+#pragma unroll
+    for (int lane = 0; lane < size; ++lane) values[lane] = Kind == norm_rms_one_plus ? 0.0f : 1.0f;
+    return Vector::pack(values);
+  }
+
+  __device__ __forceinline__ void prefetch(int vectors, int thread) {
+#pragma unroll
+    for (int held = 0; held < Held; ++held) scale[held] = scale_of(thread + held * Threads, vectors);
+  }
+
+  __device__ __forceinline__ void load(int vectors, int thread) {
+#pragma unroll
+    for (int held = 0; held < Held; ++held) {
+      const int index = thread + held * Threads;
+      added[held] = index < vectors ? Vector::load(residual + index * size) : Vector::zero();
+    }
+  }
+
+  __device__ __forceinline__ Vector sum(const Vector& given, const Vector& scaled, const Vector& other, RowStatistics row, int index) const {
+    float values[size], scales[size], others[size];
+    given.unpack(values);
+    scaled.unpack(scales);
+    other.unpack(others);
+#pragma unroll
+    for (int lane = 0; lane < size; ++lane) values[lane] = normalize<Kind, T>(values[lane], row, scales[lane], 0.0f) + others[lane];
+    const Vector made = Vector::pack(values);
+    if (out != nullptr) made.store(out + index * size);
+    return made;
+  }
+};
+
 // Brings a row into shared memory, normalized on the way: the prologue of kernels that read one row many times.
 //
 // `Vector` is Vec16<T> or Vec1<T>; a row has `vectors` of them. The first `Held` vectors of each thread stay in registers
 // between the passes, so for rows up to Held * Threads vectors x is read once and never re-read; the loops over the rest are
 // not unrolled, since they should rarely run. `prefetch` loads the norm's weights and may run before the grid dependency
 // wait; `run` reads x and must come after it.
-// x is of type X, which is T or float: its elements are normalized as they are.
+// x is of type X, which is T or float: its elements are normalized as they are. `Before`: what is done to the row first (SumBefore),
+// where X is T.
 template <int Kind, int Threads, int Held, class T, class Vector, class X = T> struct RowStage {
   static constexpr int size = Vector::size;
   static constexpr bool is_plain = RowVector<X, T, Vector, size>::is_plain;
@@ -105,10 +160,12 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
 
   // Writes the row and zeros behind it up to `padded` vectors to `staged` (16-byte aligned, shared); the barrier at the end
   // publishes it to all `Threads` threads. `scratch`: Threads / 32 floats in shared memory.
-  template <class Barrier = BlockBarrier>
+  template <class Barrier = BlockBarrier, class Before = NothingBefore>
   __device__ __forceinline__ void run(const X* x, const T* weight, const T* bias, T* staged, int vectors, int padded,
-                                      float eps, float* scratch, int thread, Barrier barrier = {}) {
+                                      float eps, float* scratch, int thread, Barrier barrier = {}, Before before = {}) {
+    static_assert(is_plain || !Before::exists, "rows of T");
     Row row[Held];
+    if constexpr (Before::exists) before.load(vectors, thread);
 #pragma unroll
     for (int held = 0; held < Held; ++held) {
       const int index = thread + held * Threads;
@@ -131,6 +188,20 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
         visit_vector(again(index), visit);
       }
     };
+    if constexpr (Before::exists) {
+      const RowStatistics first = row_statistics<Before::kind, Threads / warp_size>(
+          each, vectors * size, before.eps, scratch, thread / warp_size, thread % warp_size, barrier);
+#pragma unroll
+      for (int held = 0; held < Held; ++held) {
+        const int index = thread + held * Threads;
+        if (index < vectors) row[held] = before.sum(row[held], before.scale[held], before.added[held], first, index);
+      }
+#pragma unroll 1
+      for (int index = thread + Held * Threads; index < vectors; index += Threads) {
+        const Vector other = Vector::load(before.residual + index * size);
+        before.sum(again(index), before.scale_of(index, vectors), other, first, index).store(staged + index * size);
+      }
+    }
     const RowStatistics statistics = row_statistics<Kind, Threads / warp_size>(
         each, vectors * size, eps, scratch, thread / warp_size, thread % warp_size, barrier);
 #pragma unroll
