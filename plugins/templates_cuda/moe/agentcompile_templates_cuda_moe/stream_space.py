@@ -11,6 +11,8 @@ from agentcompile_core.plugin_api import Feature, Schedule, Target
 from .space import GRID_LIMIT, WARP_SIZE, Shape
 
 PATH = "stream"
+SIZES = ("warps", "rows", "columns", "stages", "in_flight", "blocks_per_sm")
+ORDERS = ("early_experts", "late_dependents")  # what happens before the dependency wait; at most one of them, by the side of the layer
 MOST_STREAM_POINTS = 48
 STATIC_SHARED_BYTES = 256  # barriers of the kernel, rounded up
 SHARED_RESERVED_PER_BLOCK = 1024  # what the driver keeps of an SM's shared memory for each resident block
@@ -27,11 +29,12 @@ SMALL_COPIES = "its copies are too small"
 
 
 def schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
-    """The best legal schedules, best guess first; none where the target has no bulk copies."""
+    """The best legal schedules, best guess first, each in both orders; none where the target has no bulk copies."""
     if not _has_bulk_copies(target):
         return ()
     found = [schedule for schedule in _enumerate(shape) if not problem(shape, schedule, target)]
-    return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))[:MOST_STREAM_POINTS]
+    best = sorted(found, key=lambda schedule: _badness(shape, schedule, target))
+    return tuple(point for schedule in best for point in _both_orders(shape, schedule, target))[:MOST_STREAM_POINTS]
 
 
 def ruled_out(shape: Shape, target: Target) -> tuple[tuple[str, int], ...]:
@@ -91,10 +94,24 @@ def problem(shape: Shape, schedule: Schedule, target: Target) -> str:
     return SMALL_COPIES if stage_bytes(shape, schedule) < SMALLEST_STAGE_BYTES else ""
 
 
-def stream_schedule(*, warps: int, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int) -> Schedule:
+def stream_schedule(*, warps: int, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, early_experts: bool = False,
+                    late_dependents: bool = False) -> Schedule:
     """One schedule of this path."""
     return Schedule({"path": PATH, "warps": warps, "rows": rows, "columns": columns, "stages": stages, "in_flight": in_flight,
-                     "blocks_per_sm": blocks_per_sm})
+                     "blocks_per_sm": blocks_per_sm, "early_experts": early_experts, "late_dependents": late_dependents})
+
+
+def _both_orders(shape: Shape, schedule: Schedule, target: Target) -> tuple[Schedule, ...]:
+    """The schedule that knows the experts before its wait (sums), or helps the next kernel to (others), and the one that does neither.
+
+    They are neighbours, so that a search of ten schedules has tried the best guesses both ways. The new order comes first: alone, a sum
+    gains by it what it waits for today, the others lose nothing; what it is worth in a layer is for the chain, which needs both. Of 24
+    shapes of stages and rings, those that are left out were the guesses from the 25th on.
+    """
+    if not target.has(Feature.GRIDDEPCONTROL):
+        return (schedule,)
+    order = "early_experts" if shape.summed else "late_dependents"
+    return Schedule({**dict(schedule.items), order: True}), schedule
 
 
 def _has_bulk_copies(target: Target) -> bool:
