@@ -12,8 +12,8 @@ from .space import GRID_LIMIT, WARP_SIZE, Shape
 
 PATH = "stream"
 SIZES = ("warps", "rows", "columns", "stages", "in_flight", "blocks_per_sm")
-ORDERS = ("early_experts", "late_dependents")  # what happens before the dependency wait; at most one of them, by the side of the layer
-MOST_STREAM_POINTS = 48
+ORDERS = ("early_experts", "late_dependents")  # of sums, and of all others
+MOST_STREAM_POINTS, BOTH_WAYS = 48, 12
 STATIC_SHARED_BYTES = 256  # barriers of the kernel, rounded up
 SHARED_RESERVED_PER_BLOCK = 1024  # what the driver keeps of an SM's shared memory for each resident block
 SMALLEST_STAGE_BYTES, USUAL_COPY_BYTES = 4 << 10, 2 << 10
@@ -29,12 +29,23 @@ SMALL_COPIES = "its copies are too small"
 
 
 def schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
-    """The best legal schedules, best guess first, each in both orders; none where the target has no bulk copies."""
+    """The best legal schedules, best guess first; none where the target has no bulk copies.
+
+    A sum may know its experts early, and what is no sum may let its dependents wait until they can. The twelve best guesses are there so
+    and without, side by side, so that a search of ten schedules has met the first of them both ways: alone the one gains what it waits for
+    otherwise, the other loses nothing, and what they are worth behind each other is for the chain, which needs both. All others are there
+    in the new order alone, so that as many shapes of stages and rings are left as fit.
+    """
     if not _has_bulk_copies(target):
         return ()
     found = [schedule for schedule in _enumerate(shape) if not problem(shape, schedule, target)]
-    best = sorted(found, key=lambda schedule: _badness(shape, schedule, target))
-    return tuple(point for schedule in best for point in _both_orders(shape, schedule, target))[:MOST_STREAM_POINTS]
+    best = sorted(found, key=lambda schedule: _badness(shape, schedule, target))[:MOST_STREAM_POINTS]
+    if not target.has(Feature.GRIDDEPCONTROL):
+        return tuple(best)
+    order = ORDERS[0] if shape.summed else ORDERS[1]
+    ordered = [Schedule({**dict(schedule.items), order: True}) for schedule in best]
+    both = [point for pair in zip(ordered[:BOTH_WAYS], best, strict=False) for point in pair]
+    return (*both, *ordered[BOTH_WAYS:])[:MOST_STREAM_POINTS]
 
 
 def ruled_out(shape: Shape, target: Target) -> tuple[tuple[str, int], ...]:
@@ -99,19 +110,6 @@ def stream_schedule(*, warps: int, rows: int, columns: int, stages: int, in_flig
     """One schedule of this path."""
     return Schedule({"path": PATH, "warps": warps, "rows": rows, "columns": columns, "stages": stages, "in_flight": in_flight,
                      "blocks_per_sm": blocks_per_sm, "early_experts": early_experts, "late_dependents": late_dependents})
-
-
-def _both_orders(shape: Shape, schedule: Schedule, target: Target) -> tuple[Schedule, ...]:
-    """The schedule that knows the experts before its wait (sums), or helps the next kernel to (others), and the one that does neither.
-
-    They are neighbours, so that a search of ten schedules has tried the best guesses both ways. The new order comes first: alone, a sum
-    gains by it what it waits for today, the others lose nothing; what it is worth in a layer is for the chain, which needs both. Of 24
-    shapes of stages and rings, those that are left out were the guesses from the 25th on.
-    """
-    if not target.has(Feature.GRIDDEPCONTROL):
-        return (schedule,)
-    order = "early_experts" if shape.summed else "late_dependents"
-    return Schedule({**dict(schedule.items), order: True}), schedule
 
 
 def _has_bulk_copies(target: Target) -> bool:
