@@ -7,18 +7,17 @@
 // last stage is short. One extra warp, the producer, brings x and then the stages: one copy for neighbouring rows of an expert
 // where a stage holds whole rows, else one per row. Every consumer warp owns the same rows of every slot of the ring.
 //
-// The router says which matrices, so that nothing is known before it has ended. Where it is the kernel in front, that is the dependency
-// wait. What follows it is one load of the chosen experts, a lane per slot, and then copies until Plan::in_flight stages are on their way:
-// no barrier of the block, no register and no second wave lies between the router's result and a full stream. Where the router is part of
-// this kernel (chosen.cuh) the producer chooses first: x waits in shared memory by then.
+// The router says which matrices. Where it is the kernel in front, nothing can be asked for before the dependency wait. What follows is one
+// load of the chosen experts, a lane per slot, and then copies until Plan::in_flight stages are on their way: no barrier of the block, no
+// register and no second wave lies between the router's result and a full stream. Where it is part of this kernel (chosen.cuh) the producer
+// chooses first: x waits in shared memory by then.
 //
-// Plan::early_experts (sums, in front of which gate and up run with the choice): the producer takes what lies in `experts` before its wait
-// for the choice, and asks for Plan::in_flight stages by it. It may be anything, the last token's choice or what else that memory held: if
-// it names a matrix that does not exist, nothing is asked for. Behind the wait the choice is read again. If it is another one, what is
-// under way lands, its barriers end one more phase, which gives them the parity of new ones, and all stages are asked for again. Consumers
-// see nothing of this: they touch the ring behind x_full alone, at which the producer arrives behind its decision.
-// Plan::late_dependents (gate and up): blocks of the next kernel may begin when all of this one know the choice, and not as soon as these
-// begin; then what those find in `experts` is right (docs/decisions/0051).
+// Plan::early_experts (sums, behind gate and up): the producer takes what lies in `experts` before the wait for the choice, and asks for
+// Plan::in_flight stages by it. It may be the last token's choice, or anything: if it names a matrix that does not exist, nothing is asked
+// for. Behind the wait it is read again. If it differs, what is under way lands, its barriers end one more phase, which gives them the
+// parity of new ones, and all stages are asked for again. Consumers see nothing of this: they touch the ring behind x_full alone, at which
+// the producer arrives behind its decision. Plan::late_dependents (gate and up): blocks of the next kernel begin when all of this one know
+// the choice, so that what they find in `experts` is right (docs/decisions/0051).
 //
 // Wins where experts are many rows of one token on sm_90 and later: 64 to 128 KB in flight per SM, whatever n and k are.
 #include <agentcompile/activation.cuh>
@@ -146,12 +145,10 @@ __device__ __forceinline__ long long expert_of(const Operands& operands, int lan
   }
 }
 
-// Asks for the stages of this block's share but the first `asked`, which are on their way; if `Ahead`, for Plan::in_flight of them at the
-// most. Returns how many have been asked for.
+// Asks for this block's stages but the first `asked`, which are on their way; if `Ahead`, for Plan::in_flight at the most. Says how many.
 template <bool Ahead>
 __device__ __forceinline__ int ask(const Operands& operands, const Share& share, Ring ring, long long chosen, int asked, int lane) {
-  typename Ring::Position next;
-  typename Ring::Position lagging;
+  typename Ring::Position next, lagging;
   int issued = 0;
   for (int first = 0; first < share.count; first += stage_rows) {
     for (int column = 0; column < operands.k; column += Plan::columns) {
@@ -166,15 +163,6 @@ __device__ __forceinline__ int ask(const Operands& operands, const Share& share,
     }
   }
   return issued;
-}
-
-// The first `asked` slots of the ring as if nothing had been asked for: their bytes have landed, their barriers have the parity of new ones.
-__device__ __forceinline__ void take_back(Ring ring, int asked, int lane) {
-  for (int slot = 0; slot < asked; ++slot) {
-    ac::mbarrier_wait(ring.full + slot, 0);
-    __syncwarp();  // no lane waits for the phase that ends here
-    if (lane == 0) ac::mbarrier_arrive(ring.full + slot);
-  }
 }
 
 __device__ __forceinline__ void produce(const Operands& operands, const Share& share, Ring ring, Element* staged, ac::Mbarrier* x_full,
@@ -196,7 +184,7 @@ __device__ __forceinline__ void produce(const Operands& operands, const Share& s
   if constexpr (Plan::pdl && Plan::late_dependents) ac::launch_dependents();
   if constexpr (Plan::early_experts) {
     if (__any_sync(ac::full_warp, chosen != guessed)) {
-      take_back(ring, asked, lane);
+      ring.take_back(asked, lane);
       asked = 0;
     }
     if (lane == 0) ac::mbarrier_arrive(x_full);

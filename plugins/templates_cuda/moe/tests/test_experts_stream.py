@@ -119,6 +119,7 @@ def test_integers_are_exact_and_a_nan_reaches_what_uses_it() -> None:
     assert out.isnan().nonzero().tolist() == [[1, 7]] and torch.equal(out.nan_to_num(0.5), want.nan_to_num(0.5))
 
 
+TAKEN_BACK = "ring.take_back(asked, lane);"
 WRONG = {  # what is wrong: text, with what it is replaced, case
     "slots of the ring are given back too early": ("      ring.wait_full(current);\n",
                                                    "      ring.wait_full(current);\n      if (lane == 0) ring.release(current);\n", "gate"),
@@ -128,16 +129,14 @@ WRONG = {  # what is wrong: text, with what it is replaced, case
     "one slot's expert is compared": ("chosen != guessed", "lane == 0 && chosen != guessed", "sum, experts early"),
     "experts that do not exist are asked for": ("__all_sync(ac::full_warp, exists || lane", "__all_sync(ac::full_warp, true || lane",
                                                 "sum, experts early"),
-    "the expert behind the last is asked for": ("operands.matrices);", "operands.matrices + 1);", "sum, experts early"),
-    "what was asked for is not taken back": ("      take_back(ring, asked, lane);\n", "", "sum, experts early"),
-    "what was asked for is not waited for": ("    ac::mbarrier_wait(ring.full + slot, 0);\n", "", "sum, experts early"),
-    "barriers keep their phase": ("    if (lane == 0) ac::mbarrier_arrive(ring.full + slot);\n", "", "sum, experts early"),
+    "the expert behind the last is asked for": ("operands.router.count);", "operands.router.count + 1);", "sum, experts early"),
+    "what was asked for is not taken back": (TAKEN_BACK, "", "sum, experts early"),
+    "what was asked for is not waited for": (TAKEN_BACK, "if (lane < asked) ac::mbarrier_arrive(ring.full + lane);", "sum, experts early"),
+    "barriers keep their phase": (TAKEN_BACK, "for (int i = 0; i < asked; ++i) ac::mbarrier_wait(ring.full + i, 0);", "sum, experts early"),
     "consumers begin before the decision": ("early_experts ? 2 : 1);", "early_experts ? 1 : 1);", "sum, experts early"),
     "the experts are read before the wait": ("ac::load_unsettled(operands.experts", "ac::load_relaxed(operands.experts",
                                              "sum, experts early"),
     "a part of what was asked for is asked for again": ("issued >= asked", "issued >= asked - 1", "sum, experts early, in slices"),
-    "consumers launch dependents and do not wait": ("  ac::grid_dependency_wait();\n  if constexpr", "  if constexpr",
-                                                    "gate, dependents late"),
 }
 
 

@@ -142,7 +142,7 @@ def order_of(binary: bytes, code: Any) -> str:
 @pytest.mark.parametrize("name", BULK)
 def test_machine_code_has_the_order_that_a_schedule_says(name: str) -> None:
     """A producer copies x and then stages behind its wait, where experts are early stages in front of it too. Who lets dependents wait
-    launches them behind a wait, who does not in front of all."""
+    launches them where it knows the experts, who does not in front of all."""
     code = pytest.importorskip("agentcompile_runtime_cuda.machine_code")
     backend, target = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend(), preset(name)
     if not backend.can_build(target):
@@ -154,4 +154,4 @@ def test_machine_code_has_the_order_that_a_schedule_says(name: str) -> None:
         if side == "down":
             assert ahead[0] == "l" and "cwcc" in ahead and ahead.count("c") == 3, ahead
         else:
-            assert ahead.count("l") == 1 and "wl" in ahead and ahead.replace("l", "") == plain[1:], ahead
+            assert ahead.count("l") == 1 and "wclc" in ahead and ahead.replace("l", "") == plain[1:], ahead

@@ -9,6 +9,9 @@ struct Plan_DIGEST {
   using T = __nv_bfloat16;
   using Out = __nv_bfloat16;
   using Scale = __nv_bfloat16;
+  using Logit = float;
+  using RouterBias = float;
+  using Score = float;
   static constexpr bool pdl = true;
   static constexpr int threads = 288;
   static constexpr int warps = 8;
@@ -27,6 +30,7 @@ struct Plan_DIGEST {
   static constexpr bool has_bias = false;
   static constexpr bool has_aux0 = true;
   static constexpr bool has_aux1 = false;
+  static constexpr bool routed = false;
 };
 
 struct Epilogue_DIGEST {
