@@ -52,7 +52,7 @@ class ExpertsFamily(TemplateFamily):
     """``expert_linear`` matches: gate and up with their activation, or down with the weighted sum over the slots."""
 
     name = "experts"
-    version = 3
+    version = 4
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for matrices in float16, bfloat16 or float32, row by row or column by column, and at most 32 slots."""
@@ -147,8 +147,8 @@ def _chosen(match: Match, shape: Shape, schedule: Schedule, target: Target) -> _
 
 
 def _stream(match: Match, shape: Shape, schedule: Schedule, target: Target) -> _Chosen:
-    names = ("warps", "rows", "columns", "stages", "in_flight", "blocks_per_sm")
-    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in names}
+    plan: dict[str, bool | int] = {name: schedule.integer(name) for name in stream_space.SIZES}
+    plan |= {name: bool(schedule[name]) for name in stream_space.ORDERS}
     return _Chosen(template="experts_stream.cu", grid=stream_space.grid_of(shape, schedule, target),
                    shared_bytes=stream_space.shared_bytes(shape, schedule, target), producers=1,
                    plan={**plan, "full_stages": shape.k % schedule.integer("columns") == 0}, depth=stream_space.reduction_depth(shape))

@@ -7,10 +7,17 @@
 // last stage is short. One extra warp, the producer, brings x and then the stages: one copy for neighbouring rows of an expert
 // where a stage holds whole rows, else one per row. Every consumer warp owns the same rows of every slot of the ring.
 //
-// Nothing can be asked for before the dependency wait, since the router says which matrices. What follows it is one load of the
-// chosen experts, a lane per slot, and then copies until Plan::in_flight stages are on their way: no barrier of the block, no
-// register and no second wave lies between the router's result and a full stream. Where the router is part of this kernel (chosen.cuh)
-// the producer chooses first: x waits in shared memory by then.
+// The router says which matrices. Where it is the kernel in front, nothing can be asked for before the dependency wait. What follows is one
+// load of the chosen experts, a lane per slot, and then copies until Plan::in_flight stages are on their way: no barrier of the block, no
+// register and no second wave lies between the router's result and a full stream. Where it is part of this kernel (chosen.cuh) the producer
+// chooses first: x waits in shared memory by then.
+//
+// Plan::early_experts (sums, behind gate and up): the producer takes what lies in `experts` before the wait for the choice, and asks for
+// Plan::in_flight stages by it. It may be the last token's choice, or anything: if it names a matrix that does not exist, nothing is asked
+// for. Behind the wait it is read again. If it differs, what is under way lands, its barriers end one more phase, which gives them the
+// parity of new ones, and all stages are asked for again. Consumers see nothing of this: they touch the ring behind x_full alone, at which
+// the producer arrives behind its decision. Plan::late_dependents (gate and up): blocks of the next kernel begin when all of this one know
+// the choice, so that what they find in `experts` is right (docs/decisions/0051).
 //
 // Wins where experts are many rows of one token on sm_90 and later: 64 to 128 KB in flight per SM, whatever n and k are.
 #include <agentcompile/activation.cuh>
@@ -32,6 +39,7 @@ constexpr int stage_rows = Plan::warps * Plan::rows;  // output rows per stage
 constexpr int slot_elements = stage_rows * Plan::pair * Plan::columns;
 constexpr int steps = Plan::columns / (ac::warp_size * Vector::size);  // vectors per lane and row of a stage
 constexpr bool by_row = Plan::pair > 1 && Plan::interleaved;           // a row lies behind its pair row
+static_assert(!(Plan::early_experts && Plan::routed), "who chooses has nothing to guess");
 static_assert(Plan::threads == consumers + ac::warp_size, "one producer warp beside the consumers");
 static_assert(stage_rows * Plan::pair <= ac::warp_size, "a lane of the producer asks for one copy of a stage at most");
 using Ring = ac::Ring<Element, Plan::stages>;
@@ -128,28 +136,60 @@ __device__ __forceinline__ void issue(const Operands& operands, const Share& sha
   }
 }
 
+// Lanes without a slot have no expert, so that whoever asks for it reads outside and is seen. Behind the dependency wait.
+__device__ __forceinline__ long long expert_of(const Operands& operands, int lane, bool tells) {
+  if constexpr (Plan::early_experts) {  // a block that has read them before asks the L2 again
+    return lane < operands.slots ? ac::load_relaxed(operands.experts + lane) : -1;
+  } else {
+    return expert_of_slot(operands.router, operands.experts, operands.slots, lane, tells);
+  }
+}
+
+// Asks for this block's stages but the first `asked`, which are on their way; if `Ahead`, for Plan::in_flight at the most. Says how many.
+template <bool Ahead>
+__device__ __forceinline__ int ask(const Operands& operands, const Share& share, Ring ring, long long chosen, int asked, int lane) {
+  typename Ring::Position next, lagging;
+  int issued = 0;
+  for (int first = 0; first < share.count; first += stage_rows) {
+    for (int column = 0; column < operands.k; column += Plan::columns) {
+      if (Ahead && issued == Plan::in_flight) return issued;
+      if (!Plan::early_experts || issued >= asked) {
+        const Stage stage{first, min(stage_rows, share.count - first), column, min(Plan::columns, operands.k - column)};
+        ring.template acquire<Plan::in_flight>(next, lagging, issued);
+        issue(operands, share, stage, ring.slots + next.slot * slot_elements, ring.full + next.slot, chosen, lane);
+      }
+      next.advance();
+      ++issued;
+    }
+  }
+  return issued;
+}
+
 __device__ __forceinline__ void produce(const Operands& operands, const Share& share, Ring ring, Element* staged, ac::Mbarrier* x_full,
                                         int lane) {
+  long long guessed = -1;
+  int asked = 0;
+  if constexpr (Plan::early_experts) {
+    if (lane < operands.slots) guessed = ac::load_unsettled(operands.experts + lane);
+    const bool exists = static_cast<unsigned long long>(guessed) < static_cast<unsigned long long>(operands.router.count);
+    if (__all_sync(ac::full_warp, exists || lane >= operands.slots)) asked = ask<true>(operands, share, ring, guessed, 0, lane);
+  }
   ac::grid_dependency_wait();
   if (lane == 0) {
     const unsigned bytes = share.x_rows(operands.slots) * operands.k * sizeof(Element);
     ac::mbarrier_arrive_expect_bytes(x_full, bytes);
     ac::bulk_copy_to_shared(staged, operands.x + static_cast<long long>(share.first_x()) * operands.k, bytes, x_full);
   }
-  // Lanes without a slot have no expert, so that whoever asks for it reads outside and is seen.
-  const long long chosen = expert_of_slot(operands.router, operands.experts, operands.slots, lane, blockIdx.x == 0);
-  typename Ring::Position next;
-  typename Ring::Position lagging;
-  int issued = 0;
-  for (int first = 0; first < share.count; first += stage_rows) {
-    for (int column = 0; column < operands.k; column += Plan::columns) {
-      const Stage stage{first, min(stage_rows, share.count - first), column, min(Plan::columns, operands.k - column)};
-      ring.template acquire<Plan::in_flight>(next, lagging, issued);
-      issue(operands, share, stage, ring.slots + next.slot * slot_elements, ring.full + next.slot, chosen, lane);
-      next.advance();
-      ++issued;
+  const long long chosen = expert_of(operands, lane, blockIdx.x == 0);
+  if constexpr (Plan::pdl && Plan::late_dependents) ac::launch_dependents();
+  if constexpr (Plan::early_experts) {
+    if (__any_sync(ac::full_warp, chosen != guessed)) {
+      ring.take_back(asked, lane);
+      asked = 0;
     }
+    if (lane == 0) ac::mbarrier_arrive(x_full);
   }
+  ask<false>(operands, share, ring, chosen, asked, lane);
 }
 
 // What a warp does in one round, with lane r finishing its row r: `mine` rows are there, none if that is not positive; row r's x is `x[r]`.
@@ -239,7 +279,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, const Shar
                                             ac::Mbarrier* x_full, float* kept, int lane) {
   ac::grid_dependency_wait();
   const int warp = threadIdx.x / ac::warp_size;
-  const long long chosen = Plan::has_bias ? expert_of_slot(operands.router, operands.experts, operands.slots, lane, false) : 0;
+  const long long chosen = Plan::has_bias ? expert_of(operands, lane, false) : 0;
   const float scale = Plan::summed && lane < operands.slots ? ac::to_float(operands.scale[lane]) : 0.0f;
   float aux[2] = {};
   const bool finishes = Plan::summed && threadIdx.x < share.rows;
@@ -283,7 +323,7 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
   __shared__ ac::Mbarrier empty[Plan::stages];
   __shared__ ac::Mbarrier x_full;
   AC_DYNAMIC_SHARED(Element, ring_slots);
-  if constexpr (Plan::pdl) ac::launch_dependents();
+  if constexpr (Plan::pdl && !Plan::late_dependents) ac::launch_dependents();
 
   const Router<Plan> router{logits, router_bias, scores, choice, matrices, eps, factor};
   const Operands operands{x, weight, experts, bias, scale, aux0, aux1, out, router, n, k, slots};
@@ -292,7 +332,7 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
   Element* staged = ring_slots + Plan::stages * slot_elements;
   float* kept = reinterpret_cast<float*>(staged + static_cast<long long>(share.x_rows(slots)) * k);
   if (threadIdx.x == 0) {
-    ac::mbarrier_init(&x_full, 1);
+    ac::mbarrier_init(&x_full, Plan::early_experts ? 2 : 1);  // x is there; the choice is known
     ring.init(Plan::warps);
   }
   __syncthreads();

@@ -11,7 +11,9 @@ from agentcompile_core.plugin_api import Feature, Schedule, Target
 from .space import GRID_LIMIT, WARP_SIZE, Shape
 
 PATH = "stream"
-MOST_STREAM_POINTS = 48
+SIZES = ("warps", "rows", "columns", "stages", "in_flight", "blocks_per_sm")
+ORDERS = ("early_experts", "late_dependents")  # of sums, and of all others
+MOST_STREAM_POINTS, BOTH_WAYS = 48, 12
 STATIC_SHARED_BYTES = 256  # barriers of the kernel, rounded up
 SHARED_RESERVED_PER_BLOCK = 1024  # what the driver keeps of an SM's shared memory for each resident block
 SMALLEST_STAGE_BYTES, USUAL_COPY_BYTES = 4 << 10, 2 << 10
@@ -27,11 +29,23 @@ SMALL_COPIES = "its copies are too small"
 
 
 def schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
-    """The best legal schedules, best guess first; none where the target has no bulk copies."""
+    """The best legal schedules, best guess first; none where the target has no bulk copies.
+
+    A sum may know its experts early, and what is no sum may let its dependents wait until they can. The twelve best guesses are there so
+    and without, side by side, so that a search of ten schedules has met the first of them both ways: alone the one gains what it waits for
+    otherwise, the other loses nothing, and what they are worth behind each other is for the chain, which needs both. All others are there
+    in the new order alone, so that as many shapes of stages and rings are left as fit.
+    """
     if not _has_bulk_copies(target):
         return ()
     found = [schedule for schedule in _enumerate(shape) if not problem(shape, schedule, target)]
-    return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))[:MOST_STREAM_POINTS]
+    best = sorted(found, key=lambda schedule: _badness(shape, schedule, target))[:MOST_STREAM_POINTS]
+    if not target.has(Feature.GRIDDEPCONTROL):
+        return tuple(best)
+    order = ORDERS[0] if shape.summed else ORDERS[1]
+    ordered = [Schedule({**dict(schedule.items), order: True}) for schedule in best]
+    both = [point for pair in zip(ordered[:BOTH_WAYS], best, strict=False) for point in pair]
+    return (*both, *ordered[BOTH_WAYS:])[:MOST_STREAM_POINTS]
 
 
 def ruled_out(shape: Shape, target: Target) -> tuple[tuple[str, int], ...]:
@@ -91,10 +105,11 @@ def problem(shape: Shape, schedule: Schedule, target: Target) -> str:
     return SMALL_COPIES if stage_bytes(shape, schedule) < SMALLEST_STAGE_BYTES else ""
 
 
-def stream_schedule(*, warps: int, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int) -> Schedule:
+def stream_schedule(*, warps: int, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, early_experts: bool = False,
+                    late_dependents: bool = False) -> Schedule:
     """One schedule of this path."""
     return Schedule({"path": PATH, "warps": warps, "rows": rows, "columns": columns, "stages": stages, "in_flight": in_flight,
-                     "blocks_per_sm": blocks_per_sm})
+                     "blocks_per_sm": blocks_per_sm, "early_experts": early_experts, "late_dependents": late_dependents})
 
 
 def _has_bulk_copies(target: Target) -> bool:

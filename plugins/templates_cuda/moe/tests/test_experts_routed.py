@@ -30,7 +30,8 @@ FORMS: dict[str, tuple[Schedule, dict[str, Any]]] = {
     "softmax": (ROWS, {}), "softmax, over all": (ROWS, {"normalized": False, "dtype": DType.BF16}),
     "sigmoid": (ROWS, {"scoring": "sigmoid", "dtype": DType.F32}),
     "sigmoid, biased": (ROWS, {"scoring": "sigmoid", "bias": DType.F32, "dtype": DType.BF16, "expert_bias": True}),
-    "stream": (STREAM, {}), "stream, sigmoid, biased": (STREAM, {"scoring": "sigmoid", "bias": DType.F32, "normalized": False}),
+    "stream": (STREAM, {}), "stream, dependents late": (Schedule({**dict(STREAM.items), "late_dependents": True}), {"dtype": DType.BF16}),
+    "stream, sigmoid, biased": (STREAM, {"scoring": "sigmoid", "bias": DType.F32, "normalized": False}),
     "stream, biases": (STREAM, {"expert_bias": True, "dtype": DType.BF16}),
     "columns": (COLUMNS, {"lies": ("columns", "interleaved"), "expert_bias": True, "dtype": DType.BF16}),
 }

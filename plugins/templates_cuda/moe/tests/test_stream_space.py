@@ -1,12 +1,15 @@
 """Schedules of rows that stream: where there are any, even shares, enough bytes in flight; and that compilers take the kernels."""
 
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_rules_transformers.testing import experts_case
 from agentcompile_templates_cuda_moe import ExpertsFamily, stream_space
 from agentcompile_templates_cuda_moe.space import shape_of
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +49,7 @@ def test_first_streams_deal_evenly_and_have_enough_in_flight(name: str) -> None:
     match = BOTH[name]
     space, shape = EXPERTS.space(match, H200), shape_of(match)
     assert [dict(point.items).get("path") for point in space.points[:6]] == ["stream", "stream", None] * 2
-    for schedule in streams(match)[:4]:
+    for schedule in streams(match)[:8]:
         launch = EXPERTS.lower(match, schedule, H200).launches[0]
         resident = schedule.integer("blocks_per_sm")
         rows = shape.n * (1 if shape.summed else shape.slots)
@@ -57,6 +60,22 @@ def test_first_streams_deal_evenly_and_have_enough_in_flight(name: str) -> None:
         assert 48 << 10 <= flight <= 144 << 10
         columns = schedule.integer("columns")
         assert -(-shape.k // columns) * columns <= 1.1 * shape.k, "slots of the ring are full"
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_best_guesses_are_neighbours_in_both_orders(name: str) -> None:
+    """A search of ten schedules meets three of them; sums know their experts early, what is no sum lets its dependents wait."""
+    match = BOTH[name]
+    order, other = stream_space.ORDERS if match.flag("summed") else stream_space.ORDERS[::-1]
+    points = [dict(point.items) for point in streams(match)]
+    assert len(points) <= stream_space.MOST_STREAM_POINTS and not any(point[other] for point in points)
+    most = 2 * stream_space.BOTH_WAYS
+    for ahead, plain in zip(points[:most:2], points[1:most:2], strict=True):
+        assert ahead[order] and ahead == {**plain, order: True} != plain
+    assert len(points) >= most and all(point[order] for point in points[most:])
+    alone = evolve(H200, capabilities=tuple(c for c in H200.capabilities if c != Feature.GRIDDEPCONTROL))
+    shapes = [{**point, order: False} for point in (*points[:most:2], *points[most:])]
+    assert [dict(point.items) for point in streams(match, alone)][: len(shapes)] == shapes, "nobody begins before others have ended"
 
 
 @settings(max_examples=25, derandomize=True, database=None, deadline=None)
@@ -88,10 +107,11 @@ def test_reasons_for_what_does_not_stream() -> None:
     assert stream_space.TOO_MANY_ROWS in dict(EXPERTS.space(down(2, 1, 40_000, 64), H200).ruled_out)
 
 
-def test_plan_header_is_golden(request: pytest.FixtureRequest) -> None:
-    match = MODELS["Qwen3-30B-A3B"][0]
+@pytest.mark.parametrize(("name", "side"), [("plan_stream", 0), ("plan_stream_down", 1)])
+def test_plan_header_is_golden(name: str, side: int, request: pytest.FixtureRequest) -> None:
+    match = MODELS["Qwen3-30B-A3B"][side]
     source = EXPERTS.lower(match, streams(match)[0], H200)
-    text, path = source.headers[0][1].replace(source.digest, "DIGEST"), GOLDEN / "plan_stream.cuh"
+    text, path = source.headers[0][1].replace(source.digest, "DIGEST"), GOLDEN / f"{name}.cuh"
     if request.config.getoption("--update-golden", default=False):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
@@ -108,3 +128,30 @@ def test_builds_without_spills_where_there_are_bulk_copies(name: str) -> None:
     match = BOTH[("gpt-oss by rows gate", "Qwen3-30B-A3B gate", "Mixtral-8x7B down", "gpt-oss by rows down")[BULK.index(name) % 4]]
     widest = max(streams(match, target), key=lambda p: (p.integer("rows") * p.integer("columns"), p.items))
     assert backend.build(EXPERTS.lower(match, widest, target), target).resources.spill_bytes == 0
+
+
+def order_of(binary: bytes, code: Any) -> str:
+    """Launches of dependents (l), waits (w) and bulk copies (c), as they lie in machine code for sm_90 to sm_120."""
+    known = {0x82D: "l", code.WAIT: "w", **dict.fromkeys(code.BULK_COPIES, "c")}
+    (text,) = code.functions(binary).values()
+    starts = range(0, len(text), code.INSTRUCTION_BYTES)
+    return "".join(known.get(struct.unpack_from("<H", text, at)[0] & code.OPCODE_BITS, "") for at in starts)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", BULK)
+def test_machine_code_has_the_order_that_a_schedule_says(name: str) -> None:
+    """A producer copies x and then stages behind its wait, where experts are early stages in front of it too. Who lets dependents wait
+    launches them where it knows the experts, who does not in front of all."""
+    code = pytest.importorskip("agentcompile_runtime_cuda.machine_code")
+    backend, target = pytest.importorskip("agentcompile_runtime_cuda.backend").CudaBackend(), preset(name)
+    if not backend.can_build(target):
+        pytest.skip(backend.can_build(target).reason)
+    for side, match in zip(("gate", "down"), MODELS["Qwen3-30B-A3B"], strict=True):
+        built = (backend.build(EXPERTS.lower(match, point, target), target) for point in streams(match, target)[:2])
+        ahead, plain = (order_of(kernel.binary, code) for kernel in built)
+        assert plain[0] == "l" and plain.count("l") == 1 and "wcc" in plain and plain.count("c") == 2, plain
+        if side == "down":
+            assert ahead[0] == "l" and "cwcc" in ahead and ahead.count("c") == 3, ahead
+        else:
+            assert ahead.count("l") == 1 and "wclc" in ahead and ahead.replace("l", "") == plain[1:], ahead

@@ -1,11 +1,11 @@
-"""What a launch leaves behind for others: variables of the module, counters that are read early; and thread orders of plain runs."""
+"""What a launch leaves behind for others: variables of the module, what is read early; and thread orders of plain runs."""
 
 import numpy as np
 import pytest
 from agentcompile_validator_emulation.backend import EmulationBackend
 from agentcompile_validator_emulation.checking import POSITION
 from agentcompile_validator_emulation.engine import Mode
-from agentcompile_validator_emulation.module import SCHEDULES, Access, Buffer, EmulationError
+from agentcompile_validator_emulation.module import SCHEDULES, Access, Buffer, EmulationError, LaunchOptions
 from agentcompile_validator_emulation.validator import EmulationValidator
 from emulation_fixtures import buffer, integer, launch, module
 
@@ -45,6 +45,29 @@ def test_a_state_that_nobody_reads_early_needs_no_fence():
     value, argument = position(published=False)
     run("advances_without_a_fence", argument)
     assert value[0] == 1
+
+
+def copied_early(entry: str, count: int, read: int) -> np.ndarray:
+    values, out = np.arange(count, dtype=np.int64), np.zeros(5 * read, np.int64)
+    launch(module("keepers.cu", Mode.CHECKED), entry, [buffer("in", values, Access.READ), buffer("out", out, Access.WRITE), integer(read)],
+           grid=5, block=32, options=LaunchOptions(programmatic_launch=True))
+    return out.reshape(5, read)
+
+
+def test_an_index_that_nobody_calls_complete_is_another_one_in_most_blocks():
+    """The right one, the one before, others in some places, none at all; and each block sees what it would see in the next run."""
+    found, right = copied_early("copies_unsettled", 6, 6), np.arange(6)
+    np.testing.assert_array_equal(found[[0, 4]], [right, right])
+    np.testing.assert_array_equal(found[1], right - 1)
+    assert 0 < (found[2] != right).sum() < 6 and found[2].min() >= 0
+    assert (found[3] > 1 << 31).all() and (found[3].astype(np.int32) == right).all()
+
+
+def test_an_index_that_nobody_calls_complete_is_read_inside_its_array_and_no_other_way():
+    with pytest.raises(EmulationError, match="out of bounds: read of 8 bytes"):
+        copied_early("copies_unsettled", 6, 7)
+    with pytest.raises(EmulationError, match=r"read of argument 'in' before ac::grid_dependency_wait\(\)"):
+        copied_early("copies_as_if_settled", 6, 6)
 
 
 def test_a_loop_beyond_a_shared_array_is_not_optimised_away():

@@ -20,6 +20,8 @@ struct Plan_DIGEST {
   static constexpr int stages = 3;
   static constexpr int in_flight = 3;
   static constexpr int blocks_per_sm = 2;
+  static constexpr bool early_experts = false;
+  static constexpr bool late_dependents = true;
   static constexpr bool full_stages = true;
   static constexpr int pair = 2;
   static constexpr bool interleaved = false;

@@ -136,6 +136,18 @@ EMU_UNCHECKED inline long long load_hint(const long long* address) {
   note_settled_load(address, sizeof(long long));
   return *static_cast<const volatile long long*>(address) - (current->block_index.x & 1);
 }
+// An index that an earlier kernel of the chain writes, read before the dependency wait. By the block's index: as it will be; one less;
+// every other one with its lowest bit turned, which may be just beyond the last; or right in its lower half alone.
+EMU_UNCHECKED inline long long load_unsettled(const long long* address) {
+  note_settled_load(address, sizeof(long long));
+  const long long value = *static_cast<const volatile long long*>(address);
+  switch (current->block_index.x & 3) {
+    case 0: return value;
+    case 1: return value - 1;
+    case 2: return value ^ (reinterpret_cast<uintptr_t>(address) >> 3 & 1);
+    default: return value ^ 1LL << 32;
+  }
+}
 EMU_UNCHECKED inline uint4 load_settled16(const void* address) {
   note_settled_load(address, sizeof(uint4));
   uint4 value;

@@ -1,4 +1,5 @@
-// Kernels that keep something between launches, or let others see a counter too early; each must compile for a GPU too.
+// Kernels that keep something between launches, let others see a counter too early, or read early what they may not know yet; each must
+// compile for a GPU too.
 #include <agentcompile/ptx.cuh>
 
 __device__ int launches_so_far;
@@ -38,3 +39,14 @@ extern "C" __global__ void sums_beyond_an_array(const float* in, float* out, int
   for (int part = 0; part <= 4; ++part) total += parts[part];
   if (threadIdx.x < count) out[threadIdx.x] = total;
 }
+
+// out[block * count + i] is in[i] as it is read in front of the dependency wait, or as it is.
+template <bool SETTLED> __device__ __forceinline__ void copy_early(const long long* in, long long* out, int count) {
+  const int i = threadIdx.x;
+  long long value = 0;
+  if (i < count) value = SETTLED ? in[i] : ac::load_unsettled(in + i);
+  ac::grid_dependency_wait();
+  if (i < count) out[blockIdx.x * count + i] = value;
+}
+extern "C" __global__ void copies_unsettled(const long long* in, long long* out, int count) { copy_early<false>(in, out, count); }
+extern "C" __global__ void copies_as_if_settled(const long long* in, long long* out, int count) { copy_early<true>(in, out, count); }

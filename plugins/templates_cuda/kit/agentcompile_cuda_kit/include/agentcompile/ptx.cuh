@@ -74,6 +74,8 @@ inline T load_relaxed(const T* global) { return ::emu::load_relaxed(global); }
 // In odd blocks the hint is stale by one.
 inline long long load_hint(const long long* global) { return ::emu::load_hint(global); }
 inline uint4 load_settled16(const void* global) { return ::emu::load_settled16(global); }
+// Right in every fourth block alone; what others see is in the emulator.
+inline long long load_unsettled(const long long* global) { return ::emu::load_unsettled(global); }
 
 inline void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) { ::emu::ldmatrix_x4(fragment, shared_row, false); }
 inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
@@ -284,13 +286,16 @@ __device__ __forceinline__ long long load_hint(const long long* global) {
   asm volatile("ld.acquire.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(global) : "memory");
   return value;
 }
-// cp_async16_zero_fill of data that a hint says is complete. This and load_settled16 are the only loads of chain-written data that
-// are allowed before the wait.
+// cp_async16_zero_fill of data that a hint says is complete. This, load_settled16 and load_unsettled are the only loads of chain-written
+// data that are allowed before the wait.
 __device__ __forceinline__ void cp_async16_zero_fill_settled(void* shared, const void* global, bool valid) {
   cp_async16_zero_fill(shared, global, valid);
 }
 // load_stream16 of data that a hint says is complete.
 __device__ __forceinline__ uint4 load_settled16(const void* global) { return load_stream16(global); }
+// An index that an earlier kernel of this chain writes, read before the dependency wait though nobody says that it is complete: anything
+// that ever lay in that memory. It may choose what is asked for ahead, inside its range; what is computed takes the index read after the wait.
+__device__ __forceinline__ long long load_unsettled(const long long* global) { return load_relaxed(global); }
 
 // --- tensor cores -----------------------------------------------------------------------------------------------------------
 // Loads four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 (16-byte aligned).

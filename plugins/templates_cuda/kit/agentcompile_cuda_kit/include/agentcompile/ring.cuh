@@ -55,6 +55,16 @@ template <class T, int Slots> struct Ring {
     }
     if (issued >= Slots) mbarrier_wait(empty + next.slot, next.parity ^ 1u);
   }
+
+  // All lanes of the producer, while no consumer looks at the ring: as if the first `issued` slots, filled once each, had not been asked
+  // for. What is under way lands, and one more phase of each barrier ends, so that it has the parity of a new one.
+  __device__ __forceinline__ void take_back(int issued, int lane) const {
+    for (int slot = 0; slot < issued; ++slot) {
+      mbarrier_wait(full + slot, 0);
+      __syncwarp();  // no lane waits for the phase that ends here
+      if (lane == 0) mbarrier_arrive(full + slot);
+    }
+  }
 };
 
 }  // namespace ac
