@@ -244,11 +244,35 @@ def _match(view: RegionView, product: Product, given: Input) -> Match:
         attributes = (*attributes, ("post_norm", before.norm.kind), ("post_eps", before.norm.eps))
     return Match(kind=LINEAR, label=product.label, nodes=view.deps.members(view.deps.mask(product.nodes)),
                  operands=(view.read("x", given.x), weight, *parameters, *product.aux, *written), attributes=attributes,
-                 epilogue=product.expression)
+                 epilogue=_scaled(product.expression, product.pair, given.scale))
 
 
 def _bias_expression() -> Expression:
     return Expression(arguments=("acc0", "aux0"), operations=(Operation(PointwiseKind.ADD, ("acc0", "aux0")),))
+
+
+def _scaled(tail: Expression | None, pair: int, scale: float) -> Expression | None:
+    """``tail`` over accumulators that are first multiplied with a number: what a layer makes of its operand times that number."""
+    if scale == 1.0:
+        return tail
+    first = [Operation(PointwiseKind.MUL, (f"acc{i}", scale)) for i in range(pair)]
+    if tail is None:
+        return Expression(arguments=("acc0",), operations=tuple(first))
+    return _behind(first, tail, {})
+
+
+def _behind(first: Sequence[Operation], tail: Expression, renamed: dict[str, str]) -> Expression:
+    """``tail`` over what ``first`` makes of the accumulators, its other operands ``renamed``."""
+    made: dict[str, str | int] = {f"acc{i}": i for i in range(len(first))} | renamed  # type: ignore[assignment]
+
+    def operand(given: str | int | float) -> str | int | float:
+        if isinstance(given, str):
+            return made.get(given, given)
+        return given + len(first) if type(given) is int else given
+
+    rest = [Operation(op.kind, tuple(operand(o) for o in op.operands)) for op in tail.operations]
+    arguments = (*(a for a in tail.arguments if a.startswith("acc")), *(renamed.get(a, a) for a in tail.arguments if a.startswith("aux")))
+    return Expression(arguments=arguments, operations=(*first, *rest))
 
 
 def _with_biases(tail: Expression, biased: list[bool]) -> Expression:
@@ -260,18 +284,10 @@ def _with_biases(tail: Expression, biased: list[bool]) -> Expression:
     if not count:
         return tail
     first = [Operation(PointwiseKind.ADD, (f"acc{i}", f"aux{i}")) for i in range(count)]
-    moved: dict[str, str | int] = {f"acc{i}": i for i in range(count)}
     external = [a for a in tail.arguments if a.startswith("aux")]
-    moved |= {name: f"aux{int(name[3:]) + count}" for name in external}
-
-    def operand(given: str | int | float) -> str | int | float:
-        if isinstance(given, str):
-            return moved.get(given, given)
-        return given + count if type(given) is int else given
-
-    rest = [Operation(op.kind, tuple(operand(o) for o in op.operands)) for op in tail.operations]
+    behind = _behind(first, tail, {name: f"aux{int(name[3:]) + count}" for name in external})
     accumulators = [a for a in tail.arguments if a.startswith("acc")]
-    return Expression(arguments=(*accumulators, *(f"aux{i}" for i in range(count + len(external)))), operations=(*first, *rest))
+    return evolve(behind, arguments=(*accumulators, *(f"aux{i}" for i in range(count + len(external)))))
 
 
 def _is_activated(view: RegionView, linear: Linear) -> bool:

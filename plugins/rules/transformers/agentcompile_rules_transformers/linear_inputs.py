@@ -1,5 +1,6 @@
 """What a linear layer of one token may read instead of its operand: what a norm, a rounding or both make it of."""
 
+import math
 from collections.abc import Iterator
 
 from attrs import evolve, frozen
@@ -14,7 +15,8 @@ class Input:
     """``x``, the norm of it, and the nodes that make the operand of it; a float32 ``x`` is rounded on the way to narrower weights.
 
     ``normed``: the value that the norm makes, where others read it as well. ``before``: what makes the operand of the norm, or ``x``
-    itself, by a norm of its own and the addition of a residual.
+    itself, by a norm of its own and the addition of a residual. ``scale``: the number that the operand is that made times, which the
+    results of the layer may be multiplied with as well.
     """
 
     x: str
@@ -22,6 +24,7 @@ class Input:
     norm: NormNode | None = None
     normed: str = ""
     before: "Sum | None" = None
+    scale: float = 1.0
 
 
 @frozen(kw_only=True)
@@ -46,6 +49,12 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
     if node is None or not view.only_used_by(source, {*inside, *views}):
         yield from _shared_norm(view, x, inside, dtype)
         return
+    scale = _scale_of(node)
+    if scale is not None:
+        taken = (node.name, *views)
+        for given in inputs_of(view, node.inputs[0], inside | set(taken), dtype):
+            yield evolve(given, nodes=(*given.nodes, *taken), scale=given.scale * scale)
+        return
     norm = norm_of(view, node)
     if norm is None:
         weighted = _weighted(view, node, inside | set(views), dtype)
@@ -58,6 +67,14 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
         before = _rounding(view, norm.x, inside | set(nodes), dtype)
         if before is not None:
             yield Input(x=before[0], nodes=(*before[1], *nodes), norm=norm)
+
+
+def _scale_of(node: Node) -> float | None:
+    """The finite number that a node multiplies its one operand with (Falcon-H1 scales what its branches read)."""
+    if node.op not in ("aten.mul.Tensor", "aten.mul.Scalar") or len(node.inputs) != 1:
+        return None
+    numbers = [given for given in (argument(node, "self"), argument(node, "other")) if type(given) in (int, float)]
+    return float(numbers[0]) if len(numbers) == 1 and math.isfinite(numbers[0]) else None  # type: ignore[arg-type]
 
 
 def _summed(view: RegionView, given: Input, inside: frozenset[str], dtype: DType) -> Iterator[Input]:

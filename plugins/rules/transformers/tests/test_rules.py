@@ -195,6 +195,30 @@ def test_norm_that_others_read_is_written_by_a_prologue(decode_graphs, kind):
     torch.testing.assert_close(said["norm_out"].reshape(-1), b.results[x.value].reshape(-1))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_number_that_the_operand_is_multiplied_with_is_one_that_the_result_is(decode_graphs, shared, bias):
+    """Falcon-H1 scales a norm in one way for its recurrence and in another for its attention."""
+    b = decode_graphs.Builder()
+    x = b.norm("norm", b.given("h", b.randn(1, 1, 16), ValueKind.INPUT))
+    made = b.linear("w", b.call("aten.mul.Tensor", b.call("aten.mul.Tensor", x, 0.3), 0.5), 24, bias)
+    graph = b.graph(b.call("aten.silu.default", made), *((x,) if shared else ()))
+    matches = of_kind(find(graph), "linear")
+    widest = max(matches, key=lambda m: len(m.nodes))
+    assert len(widest.nodes) == 5 and widest.text("norm") == "rms" and (widest.operand("norm_out") is not None) is shared
+    for match in matches:
+        assert not problem(match, graph, dependencies(graph)), match.id
+        said = decode_graphs.promised(match, b.results | b.tensors)
+        torch.testing.assert_close(said["out"].reshape(-1), b.results[match.need("out").values[0]].reshape(-1), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_what_is_no_number_stays_in_front(decode_graphs, number):
+    b = decode_graphs.Builder()
+    made = b.linear("w", b.call("aten.mul.Tensor", b.given("h", b.randn(1, 1, 16), ValueKind.INPUT), number), 24)
+    assert [len(m.nodes) for m in of_kind(find(b.graph(made)), "linear")] == [1]
+
+
 def test_layers_beside_each_other_take_a_norm_in_together(decode_graphs):
     """Of a group no layer does so alone: another one that reads the norm would wait for it for nothing."""
     b = decode_graphs.Builder()

@@ -105,11 +105,10 @@ def problem(shape: Shape, schedule: Schedule, target: Target) -> str:
     return SMALL_COPIES if stage_bytes(shape, schedule) < SMALLEST_STAGE_BYTES else ""
 
 
-def stream_schedule(*, warps: int, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, early_experts: bool = False,
-                    late_dependents: bool = False) -> Schedule:
-    """One schedule of this path."""
+def stream_schedule(*, warps: int, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, order: str = "") -> Schedule:
+    """One schedule of this path; ``order``: one of ORDERS, or none of them."""
     return Schedule({"path": PATH, "warps": warps, "rows": rows, "columns": columns, "stages": stages, "in_flight": in_flight,
-                     "blocks_per_sm": blocks_per_sm, "early_experts": early_experts, "late_dependents": late_dependents})
+                     "blocks_per_sm": blocks_per_sm, **{name: name == order for name in ORDERS}})
 
 
 def _has_bulk_copies(target: Target) -> bool:

@@ -29,8 +29,8 @@ FAMILY = ExpertsFamily()
 FEW = settings(max_examples=5, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def point(rows: int, columns: int, stages: int, in_flight: int, blocks: int = 1, **order: bool) -> Schedule:
-    return stream_schedule(warps=4, rows=rows, columns=columns, stages=stages, in_flight=in_flight, blocks_per_sm=blocks, **order)
+def point(rows: int, columns: int, stages: int, in_flight: int, blocks: int = 1, order: str = "") -> Schedule:
+    return stream_schedule(warps=4, rows=rows, columns=columns, stages=stages, in_flight=in_flight, blocks_per_sm=blocks, order=order)
 
 
 WHOLE, SLICED = (8, 72, 136, 248), (264, 520, 776)
@@ -42,9 +42,9 @@ CASES: dict[str, tuple[Schedule, dict[str, Any], tuple[int, ...]]] = {  # schedu
     "of each slot's x": (point(2, 256, 2, 1), {"bias": True}, WHOLE),
     "sum": (point(2, 256, 3, 3), {"down": True, "bias": True}, WHOLE),
     "sum, in f32": (point(1, 256, 2, 1), {"down": True, "wide": True, "dtype": DType.BF16}, SLICED),
-    "sum, experts early": (point(2, 256, 3, 3, blocks=2, early_experts=True), {"down": True, "bias": True}, WHOLE),
-    "sum, experts early, in slices": (point(1, 256, 4, 2, blocks=2, early_experts=True), {"down": True, "dtype": DType.BF16}, SLICED),
-    "gate, dependents late": (point(2, 256, 3, 2, late_dependents=True), {}, SLICED),
+    "sum, experts early": (point(2, 256, 3, 3, blocks=2, order="early_experts"), {"down": True, "bias": True}, WHOLE),
+    "sum, experts early, in slices": (point(1, 256, 4, 2, blocks=2, order="early_experts"), {"down": True, "dtype": DType.BF16}, SLICED),
+    "gate, dependents late": (point(2, 256, 3, 2, order="late_dependents"), {}, SLICED),
 }
 
 
