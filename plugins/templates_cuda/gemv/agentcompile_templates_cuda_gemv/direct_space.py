@@ -61,7 +61,7 @@ def registers(shape: Shape, schedule: Schedule) -> int:
     if not held:
         return 0
     # Its bias is prefetched beside the weight of a norm; so is the weight of the norm before a residual, which lies beside both.
-    beside = 16 * (shape.norm == "layer") + 32 * shape.summed
+    beside = 16 * (shape.norm == "layer") + 48 * shape.summed + 24 * shape.written
     return held + beside + (8 if shape.pair == 2 and schedule.integer("warps_per_row") > 1 else 0)
 
 

@@ -18,7 +18,8 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 @frozen(kw_only=True)
 class Shape:
-    """``weight [pair * n, k]`` of ``element_bytes``; ``norm`` of x on the way in, or "none"; ``summed``: of a residual and a normed x."""
+    """``weight [pair * n, k]`` of ``element_bytes``; ``norm`` of x on the way in, or "none"; ``summed``: of a residual and a normed x;
+    ``written``: others read it as well."""
 
     n: int
     k: int
@@ -26,6 +27,7 @@ class Shape:
     element_bytes: int
     norm: str
     summed: bool = False
+    written: bool = False
 
     @property
     def vector(self) -> int:
@@ -67,4 +69,5 @@ def shape_of(match: Match) -> Shape:
         element_bytes=match.need("weight").spec.dtype.bytes,
         norm=match.text("norm", "none"),
         summed=match.operand("residual") is not None,
+        written=match.operand("norm_out") is not None,
     )
