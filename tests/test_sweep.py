@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "examples" / "tiny_model"
 COMMIT = "a" * 40
+GIB = 2**30
 STAND_IN = '''
 import json, os, time
 from types import SimpleNamespace
@@ -214,9 +215,10 @@ def test_long_baselines_are_estimated_and_say_so_and_ours_is_not(bench: Any) -> 
     rounds, out = bench("peers.rounds"), []
     ask, left = clocked(float("inf"), linear)
     seen: dict[str, list[int]] = {"eager": [], rounds.OURS: []}
+    lengths: set[int] = set()
 
     def noted(name: str) -> Callable[[int, int], float]:
-        return lambda given, new: (seen[name].append(new), ask(given, new))[1]
+        return lambda given, new: (seen[name].append(new), lengths.add(given), ask(given, new))[2]
 
     terms = rounds.Terms(repetitions=10, estimate_over_ms=60_000.0, left_s=left)
     rows = rounds.measured({name: noted(name) for name in seen}, rounds.Workload(8192, 8192), terms, out.append)
@@ -225,6 +227,7 @@ def test_long_baselines_are_estimated_and_say_so_and_ours_is_not(bench: Any) -> 
     assert found["eager"]["e2e_ms"] == pytest.approx(found[rounds.OURS]["e2e_ms"], rel=1e-9)
     assert max(seen["eager"]) == 65 and seen[rounds.OURS].count(8192) == 3 == found[rounds.OURS]["repetitions"], "runs over 30 s: three"
     assert len(out) == 3 and out[0][0]["repetitions"] == 1, "rows are written as they come"
+    assert lengths == set(rounds.prompt_lengths(rounds.Workload(8192, 8192))) and rounds.prompt_lengths(rounds.Workload(8, 128)) == (8,)
 
 
 @pytest.mark.parametrize("seconds, repetitions", [(7.0, 3), (30.0, 10), (3.0, None)])
@@ -267,3 +270,62 @@ def test_the_frameworks_child_builds_the_model_that_is_named(bench: Any, monkeyp
     monkeypatch.setattr(sys, "argv", ["x", json.dumps({"system": "eager", "model": str(TINY), "dtype": "float32", "device": "cpu"})])
     facts, answer = child.start()
     assert facts["versions"]["torch"] == torch.__version__ and answer({"prompt": [5, 6], "new": 2, "length": 4})["ms"] > 0
+
+
+class Pools:
+    """torch's allocator over a device of ``free`` bytes: what is freed stays in its pool until it is given back."""
+
+    def __init__(self, free: int) -> None:
+        self.free, self.pools, self.used = free, {"small_pool": 0, "large_pool": 8 * GIB}, 8 * GIB
+
+    def reserved(self, pool: str) -> int:
+        return self.pools[pool]
+
+    def unused(self) -> int:
+        return sum(self.pools.values()) - self.used
+
+    def take(self, nbytes: int) -> Any:
+        pool, nbytes = ("small_pool", 2 * nbytes) if nbytes <= 2**20 else ("large_pool", nbytes)
+        if nbytes > self.free:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.free -= nbytes
+        self.pools[pool] += nbytes
+
+    def empty(self) -> None:
+        self.free += self.unused()
+        self.pools = {"small_pool": 0, "large_pool": self.used}
+
+
+
+def test_a_peer_has_again_what_it_gave_back_before_the_clock_starts(bench: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = bench("peers.framework_child")
+    pools, free, clocks = Pools(60 * GIB), list[int](), list[dict[str, int]]()
+
+    def timed(call: Any) -> float:
+        clocks.append(dict(pools.pools))
+        call()
+        for pool, nbytes in (("large_pool", needed[len(clocks) - 1]), ("small_pool", 6 * 2**20)):
+            if pools.pools[pool] < nbytes:
+                pools.free -= nbytes - pools.pools[pool]
+                pools.pools[pool] = nbytes
+        return 1.0
+
+    monkeypatch.setattr(child.bench, "timed", timed)
+    peer = child.Framework(tiny, "eager")
+    peer._idle = child.idle_memory.IdleMemory(pools)
+    needed = [8 * GIB + 1000, 20 * GIB, 12 * GIB, 20 * GIB, 8 * GIB]
+    for _ in needed[:4]:
+        peer.answer({"prompt": [5, 6], "new": 2, "length": 4})
+        free.append(pools.free)
+    assert free == [60 * GIB - 1000 - 6 * 2**20, *[60 * GIB] * 3], "little is kept, all else given back"
+    assert clocks[2:] == [{"small_pool": 6 * 2**20, "large_pool": 20 * GIB}] * 2
+    pools.free = 3 * GIB  # somebody else took it
+    peer.answer({"prompt": [5, 6], "new": 2, "length": 4})
+    assert child.Framework(tiny, "eager")._idle._allocator is None, "nothing to look after on a host"
+
+
+def test_layers_are_searched_no_longer_than_a_model(bench: Any, tiny: Any) -> None:
+    child = bench("peers.framework_child")
+    shapes = {tuple(layer.weight.shape) for layer in tiny.modules() if isinstance(layer, torch.nn.Linear)}
+    assert child.layer_search_s(tiny, 40.0) * len(shapes) == pytest.approx(40.0) and len(shapes) > 3
+    assert child.layer_search_s(tiny, float("inf")) == child.LAYER_BUDGET_S == child.layer_search_s(torch.nn.ReLU(), 60.0)
