@@ -7,7 +7,7 @@ benchmarks/results/<gpu>/ablation.json; the same command again goes on where it 
 
     python benchmarks/ablation.py qwen3-4b --workloads 128/128,2048/512 --peer-path FOLDER --budget-s 540 --cache STORE
 
-With --cache the next command finds what this one searched, for our kernels and for CUDALinear's, and measures for minutes more.
+With --cache the next command finds what this one searched, for our kernels and for CUDALinear's, and has the time for measuring.
 
 --peer-path names the folder that holds flash-attn (flash_attn/). It is put behind everything else on the module path of this process,
 before anything is compiled: what is installed already is not taken from there. Workers of the search do not see it.

@@ -324,8 +324,13 @@ def test_a_peer_has_again_what_it_gave_back_before_the_clock_starts(bench: Any, 
     assert child.Framework(tiny, "eager")._idle._allocator is None, "nothing to look after on a host"
 
 
-def test_layers_are_searched_no_longer_than_a_model(bench: Any, tiny: Any) -> None:
-    child = bench("peers.framework_child")
+def test_layers_are_searched_no_longer_than_a_model(bench: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    child, systems = bench("peers.framework_child"), bench("peers.systems")
+    begun: list[dict[str, Any]] = []
+    monkeypatch.setattr(systems, "Child", lambda name, command, environment, **more: begun.append(json.loads(command[-1])))
+    systems.begun("cudalinear", systems.Asked(model=TINY, dtype="float16", device="cuda", context=8, inputs=(4,), paths=(), vllm={},
+                                              start_s=1.0, answer_s=1.0, search_s=40.0))
+    assert begun[0]["search_s"] == 40.0
     shapes = {tuple(layer.weight.shape) for layer in tiny.modules() if isinstance(layer, torch.nn.Linear)}
     assert child.layer_search_s(tiny, 40.0) * len(shapes) == pytest.approx(40.0) and len(shapes) > 3
     assert child.layer_search_s(tiny, float("inf")) == child.LAYER_BUDGET_S == child.layer_search_s(torch.nn.ReLU(), 60.0)
