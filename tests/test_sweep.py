@@ -272,56 +272,67 @@ def test_the_frameworks_child_builds_the_model_that_is_named(bench: Any, monkeyp
     assert facts["versions"]["torch"] == torch.__version__ and answer({"prompt": [5, 6], "new": 2, "length": 4})["ms"] > 0
 
 
-class Pools:
-    """torch's allocator over a device of ``free`` bytes: what is freed stays in its pool until it is given back."""
+class Pieces:
+    """torch's allocator over a device of ``free`` bytes: pieces of memory, each in use or idle, which stay until they are given back."""
 
     def __init__(self, free: int) -> None:
-        self.free, self.pools, self.used = free, {"small_pool": 0, "large_pool": 8 * GIB}, 8 * GIB
+        self.free, self.pieces = free, list[int]()
 
-    def reserved(self, pool: str) -> int:
-        return self.pools[pool]
-
-    def unused(self) -> int:
-        return sum(self.pools.values()) - self.used
+    def idle(self) -> list[int]:
+        return sorted(self.pieces, reverse=True)
 
     def take(self, nbytes: int) -> Any:
-        pool, nbytes = ("small_pool", 2 * nbytes) if nbytes <= 2**20 else ("large_pool", nbytes)
-        if nbytes > self.free:
+        small = nbytes <= 2**20
+        if small and (self.pieces.count(2**21) * 2 > self.halves):
+            self.halves += 1
+            return
+        piece = 2**21 if small else nbytes
+        if piece > self.free:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        self.free -= nbytes
-        self.pools[pool] += nbytes
+        self.free -= piece
+        self.pieces.append(piece)
+        self.halves += small
 
     def empty(self) -> None:
-        self.free += self.unused()
-        self.pools = {"small_pool": 0, "large_pool": self.used}
+        self.free += sum(self.pieces)
+        self.pieces, self.halves = [], 0
 
+    halves = 0  # of small pieces, in use
 
 
 def test_a_peer_has_again_what_it_gave_back_before_the_clock_starts(bench: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     child = bench("peers.framework_child")
-    pools, free, clocks = Pools(60 * GIB), list[int](), list[dict[str, int]]()
+    pieces, clocks = Pieces(60 * GIB), list[list[int]]()
+    grows = [[3 * 2**20], [2**21, 2**21, 75 * 2**20, 4 * GIB], [], [80 * 2**20], []]
 
     def timed(call: Any) -> float:
-        clocks.append(dict(pools.pools))
+        clocks.append(pieces.idle())
         call()
-        for pool, nbytes in (("large_pool", needed[len(clocks) - 1]), ("small_pool", 6 * 2**20)):
-            if pools.pools[pool] < nbytes:
-                pools.free -= nbytes - pools.pools[pool]
-                pools.pools[pool] = nbytes
+        for nbytes in grows[len(clocks) - 1]:
+            pieces.free -= nbytes
+            pieces.pieces.append(nbytes)
         return 1.0
 
     monkeypatch.setattr(child.bench, "timed", timed)
-    peer = child.Framework(tiny, "eager")
-    peer._idle = child.idle_memory.IdleMemory(pools)
-    needed = [8 * GIB + 1000, 20 * GIB, 12 * GIB, 20 * GIB, 8 * GIB]
-    for _ in needed[:4]:
+    peer, kept = child.Framework(tiny, "eager"), list[list[int]]()
+    peer._idle = child.idle_memory.IdleMemory(pieces)
+    for _ in range(4):
         peer.answer({"prompt": [5, 6], "new": 2, "length": 4})
-        free.append(pools.free)
-    assert free == [60 * GIB - 1000 - 6 * 2**20, *[60 * GIB] * 3], "little is kept, all else given back"
-    assert clocks[2:] == [{"small_pool": 6 * 2**20, "large_pool": 20 * GIB}] * 2
-    pools.free = 3 * GIB  # somebody else took it
+        kept.append(pieces.idle())
+    assert kept == [[3 * 2**20], [], [], []] and pieces.free == 60 * GIB, "little is kept, all else given back"
+    first = [4 * GIB, 75 * 2**20, 3 * 2**20, 2**21, 2**21]
+    assert clocks == [[], [3 * 2**20], first, first], "as it was, piece by piece"
+    pieces.free = 3 * GIB  # somebody else took the rest
     peer.answer({"prompt": [5, 6], "new": 2, "length": 4})
-    assert child.Framework(tiny, "eager")._idle._allocator is None, "nothing to look after on a host"
+    assert clocks[-1] == [] and child.Framework(tiny, "eager")._idle._allocator is None, "nothing to look after on a host"
+
+
+def test_what_is_idle_is_what_emptying_the_cache_gives_back(bench: Any) -> None:
+    def segment(total: int, active: int, pool: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+        return {"total_size": total, "active_size": active, "segment_pool_id": pool}
+
+    found = bench("peers.idle_memory").idle_of([segment(2**21, 0), segment(5 * GIB, 0), segment(8 * GIB, 1), segment(2 * GIB, 0, (0, 7))])
+    assert found == [5 * GIB, 2**21]
 
 
 def test_layers_are_searched_no_longer_than_a_model(bench: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
