@@ -5,7 +5,9 @@ One compilation; each row is the same model with some of its steps left to the f
 the framework when it is installed. A row whose package is not there says so. Rows take turns on one GPU and are written as they come into
 benchmarks/results/<gpu>/ablation.json; the same command again goes on where it ended.
 
-    python benchmarks/ablation.py qwen3-4b --workloads 128/128,2048/512 --peer-path FOLDER --budget-s 540
+    python benchmarks/ablation.py qwen3-4b --workloads 128/128,2048/512 --peer-path FOLDER --budget-s 540 --cache STORE
+
+With --cache the next command finds what this one searched, for our kernels and for CUDALinear's, and has the time for measuring.
 
 --peer-path names the folder that holds flash-attn (flash_attn/). It is put behind everything else on the module path of this process,
 before anything is compiled: what is installed already is not taken from there. Workers of the search do not see it.
@@ -13,6 +15,7 @@ before anything is compiled: what is installed already is not taken from there. 
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     put_on_path(options.peer_path)
     command = begun("ablation", options, together=True)
     for name in options.models:
-        if not command.measure(name, tuple(system for system in options.systems if system in OUTSIDE), Roles):
+        if not command.measure(name, tuple(system for system in options.systems if system in OUTSIDE),
+                               partial(Roles, workloads=options.workloads)):
             break
     command.finish()
     return 0

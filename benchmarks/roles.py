@@ -1,7 +1,8 @@
 """The product's roles, switched on one by one: each variant is the same compiled model with some of its steps left to the framework, or to
 an implementation that the search need not have selected."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from alternatives import ALTERNATIVES, served
@@ -9,7 +10,7 @@ from attrs import evolve, frozen
 from peers.child import PeerDied
 from peers.command import Entrants
 from peers.estimate import Ask
-from peers.rounds import OURS, Workload
+from peers.rounds import OURS, Workload, prompt_lengths
 from peers.systems import CUDALINEAR, Peers, Prompts, ours
 
 from agentcompile_core.api.model import CompiledModel
@@ -87,8 +88,22 @@ def steps_of(program: Program) -> dict[str, int]:
     return {**{role: steps.count(role) for role in GENERATED}, "framework nodes": rest}
 
 
-def installed(model: Any, variant: Variant) -> Any:
+def chunks_of(session: Any, lengths: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of chunks in which ``session`` reads prompts of these lengths; all where a prompt would be cut otherwise into these alone.
+
+    Each size is captured and compared for each variant, which takes longer than what is measured.
+    """
+    every = session.chunk_sizes
+    wanted = {length: session.chunks(length, every) for length in lengths}
+    sizes = tuple(sorted({chunk.tokens for chunks in wanted.values() for chunk in chunks} & set(every)))
+    same = bool(sizes) and all(session.chunks(length, sizes) == chunks for length, chunks in wanted.items())
+    return sizes if same else every
+
+
+def installed(model: Any, variant: Variant, lengths: Sequence[int] = ()) -> Any:
     """The compiled model with the roles of ``variant``: the same weights in the same place, the same kernels, its own cache and graphs.
+
+    ``lengths``: of the prompts that it will read, in the chunks in which ``model`` does; none named: of any.
 
     Raises:
         PeerDied: what was installed is not what was asked for, such as a step that cannot be bound or a program that fails the check
@@ -97,7 +112,9 @@ def installed(model: Any, variant: Variant) -> Any:
     found = model.compilation
     decode = "python_loop" if variant.roles[DECODE] == "Python loop" else ""
     context = evolve(model.context, config=evolve(model.context.config, decode=decode, kv_cache="flashkv"))
-    programs = {name: program_of(model, program, variant.roles) for name, program in found.programs.items()}
+    sizes = chunks_of(model.session, lengths)
+    kept = {name: one for name, one in found.programs.items() if one.graph.kind is not GraphKind.PREFILL or one.graph.tokens in sizes}
+    programs = {name: program_of(model, program, variant.roles) for name, program in kept.items()}
     what = install.Runnable(graphs=model.graphs, programs=programs, kernels=found.kernels, provisional=found.provisional)
     session, notes = install.install(model.loaded, what, str(model.session.device), "auto", context, model.session._weights)
     lost = [note for note in notes if "on the framework's operators" in note]
@@ -111,25 +128,46 @@ def installed(model: Any, variant: Variant) -> Any:
 
 
 class Roles(Entrants):
-    """The variants of one compiled model; those of ``OUTSIDE`` run in processes of their own."""
+    """The variants of one compiled model; those of ``OUTSIDE`` run in processes of their own. ``workloads``: those that will be asked for.
 
-    def __init__(self, model: Any, peers: Peers) -> None:
+    Each variant has a cache of K and V of its own, of which that of the one whose turn it is is memory: all of them and the peers' would
+    not fit. It is there before a clock starts.
+    """
+
+    def __init__(self, model: Any, peers: Peers, workloads: Iterable[Workload] = ()) -> None:
         super().__init__(model, peers)
         self._variants = {variant.name: variant for variant in variants()}
         self._installed: dict[str, Any] = {OURS: model}
+        self._lengths = tuple(sorted({length for workload in workloads for length in prompt_lengths(workload)}))
+        self._turn = OURS
 
     def ask(self, system: str, prompt_of: Prompts, workload: Workload) -> Ask:
         """A variant at a workload; one that cannot be installed, or fails, has rows that say so."""
-        if system in self.peers.facts or system in self.peers.dead:
-            return super().ask(system, prompt_of, workload)
+        is_peer = system in self.peers.facts or system in self.peers.dead
+        run = super().ask(system, prompt_of, workload) if is_peer else partial(self._run, system, prompt_of)
 
         def ask(given: int, new_tokens: int) -> float:
-            if system not in self._installed:
-                self._installed[system] = _or_dead(system, lambda: installed(self.model, self._variants[system]))
-            run = ours(self._installed[system], prompt_of)
-            return run(given, new_tokens) if system == OURS else _or_dead(system, lambda: run(given, new_tokens))
+            self._begin_turn(system)
+            return run(given, new_tokens)
 
         return ask
+
+    def _begin_turn(self, system: str) -> None:
+        if system != self._turn and self._turn in self._installed:
+            self._installed[self._turn].session.give_back()
+        self._turn = system
+
+    def _run(self, system: str, prompt_of: Prompts, given: int, new_tokens: int) -> float:
+        if system not in self._installed:
+            made = _or_dead(system, lambda: installed(self.model, self._variants[system], self._lengths))
+            self._installed[system] = made
+        model = self._installed[system]
+
+        def run() -> float:
+            model.session.ready(given, new_tokens)
+            return ours(model, prompt_of)(given, new_tokens)
+
+        return run() if system == OURS else float(_or_dead(system, run))
 
     def facts(self, system: str) -> dict[str, Any]:
         """The roles of a variant, and how many steps of which role its decode program has."""

@@ -182,21 +182,47 @@ def measure(family: str, size: str, dtype: str, draws: int, of: str, seed: int =
 
 def versions() -> dict[str, str]:
     """What the figures depend on, beside each row's commit."""
-    return {"agentcompile": __version__, "torch": torch.__version__, "python": platform.python_version(), "processor": platform.machine()}
+    return {"agentcompile": __version__, "torch": torch.__version__, "python": platform.python_version(), "processor": processor()}
+
+
+def processor(facts: Path = Path("/proc/cpuinfo")) -> str:
+    """Which processor this is, and the instructions that torch uses on it: by these its libraries choose the order of their sums."""
+    read = facts.read_text() if facts.is_file() else ""
+    known = dict(line.split(":", 1) for line in read.splitlines() if ":" in line)
+    named = {key.strip(): value.strip() for key, value in known.items()}
+    words = [f"{word} {named[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in named]
+    name = named.get("model name") or platform.processor() or platform.machine()
+    return ", ".join((name, *([" ".join(words)] if words else []), torch.backends.cpu.get_cpu_capability()))
 
 
 def kept(path: Path, measured: list[Row]) -> list[dict[str, Any]]:
     """The rows of a results file that were not measured again, and those that were, in the order of the families.
 
     Raises:
-        SystemExit: the file is of other versions.
+        SystemExit: see ``comparable``.
     """
-    found = json.loads(path.read_text())
-    if found["versions"] != versions():
-        raise SystemExit(f"{path} holds rows of {found['versions']}, and these are of {versions()}: measure all rows, without --keep")
+    found = comparable(path)
     rows = {(row["family"], row["dtype"], row["size"]): row for row in (*found["rows"], *map(asdict, measured))}
     order = list(FAMILIES)
     return sorted(rows.values(), key=lambda row: order.index(row["family"]))
+
+
+def comparable(path: Path) -> dict[str, Any]:
+    """The results file, beside whose rows may stand what is measured here.
+
+    Raises:
+        SystemExit: there is none, or its rows are of another processor or other versions.
+    """
+    if not path.is_file():
+        raise SystemExit(f"{path} is not there, so that --keep has nothing to keep: measure all rows, without --keep")
+    found: dict[str, Any] = json.loads(path.read_text())
+    here, there = versions(), found["versions"]
+    apart = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if apart:
+        said = "; ".join(f"{name} {there.get(name, 'unknown')} there, {here.get(name, 'unknown')} here" for name in apart)
+        raise SystemExit(f"{path} holds rows that may not stand beside those measured here ({said}): measure all rows here, without "
+                         "--keep, or these where the others were measured")
+    return found
 
 
 def main() -> None:
@@ -213,6 +239,8 @@ def main() -> None:
     asked = parser.parse_args()
     wanted = [(family, size, dtype) for family in asked.family or FAMILIES for dtype in ([asked.dtype] if asked.dtype else DTYPES)
               for size in FAMILIES[family] if dtype != "fp32" or family not in NARROW_ONLY]
+    if asked.keep and not asked.show:
+        comparable(asked.out)  # before minutes are spent
     rows = []
     with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
         measuring = [pool.submit(measure, *row, asked.draws, commit(asked.commit)) for row in wanted]

@@ -191,6 +191,15 @@ def test_what_is_installed_is_what_was_asked_for_or_nothing(bench: Any, loaded: 
         roles.installed(model, evolve(cache, name="graphs", roles={**cache.roles, "decode": "CUDA graph"}))
 
 
+def test_a_variant_has_the_chunks_of_its_prompts_alone(bench: Any, loaded: Any) -> None:
+    roles, every, prompt = bench("roles"), loaded.session.chunk_sizes, torch.arange(5, 14)[None]
+    (cache,) = (row for row in roles.variants() if row.name == "kv_cache")
+    assert len(every) > 1 and roles.installed(loaded, cache).session.chunk_sizes == every
+    few = roles.installed(loaded, cache, (every[0], 9))
+    assert few.session.chunk_sizes == every[:1]
+    assert torch.equal(few.generate(prompt, 6, eos_token_id=None), loaded.generate(prompt, 6, eos_token_id=None))
+
+
 def test_a_row_that_fails_says_so_and_all_are_measured_together(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command, roles = bench("peers.command"), bench("roles")
     monkeypatch.setattr(command.harness, "machine", lambda: {"gpu": "NVIDIA X", "gpu_uuid": "GPU-1", "driver": "1.2"})
@@ -200,9 +209,11 @@ def test_a_row_that_fails_says_so_and_all_are_measured_together(bench: Any, tmp_
     asked: list[str] = []
 
     def stand_in(name: str) -> Any:
-        return SimpleNamespace(generate=lambda ids, count, **how: asked.append(name))
+        return SimpleNamespace(generate=lambda ids, count, **how: asked.append(name),
+                               session=SimpleNamespace(ready=lambda given, new: (), give_back=lambda: None))
 
-    def installed(model: Any, variant: Any) -> Any:
+    def installed(model: Any, variant: Any, lengths: Any) -> Any:
+        assert lengths == (6,)
         if variant.name == failing:
             raise RuntimeError("no\nmemory")
         return stand_in(variant.name)

@@ -230,6 +230,55 @@ def test_a_request_that_fits_what_is_there_asks_for_nothing(grown: Callable[...,
     assert len(one.reserved.asked) == asked
 
 
+@pytest.mark.parametrize("way", ["loop", "captured", "four steps"])
+def test_what_is_given_back_comes_again_and_nothing_is_captured_for_it(grown: Callable[..., Grown], way: str) -> None:
+    one = grown() if way == "loop" else grown(holding.AHEAD or 8, captured=True, steps=4 if way == "four steps" else 1)
+    one.session.prepare()
+    wanted = {count: one.whole.generate(prompt_of(20), count) for count in (30, 4)}
+    assert torch.equal(one.session.generate(prompt_of(20), 30), wanted[30])
+    places, steps = [t.data_ptr() for t in (*one.cache.keys, *one.cache.values)], dict(one.session._steps)
+    for count in (30, 4, 30):
+        one.session.give_back()
+        assert one.cache.held == 0 and one.reserved.held_bytes == 0
+        one.session.ready(20, count)
+        held, asked = one.cache.held, len(one.reserved.asked)
+        assert torch.equal(one.session.generate(prompt_of(20), count), wanted[count])
+        assert one.cache.held == held >= 20 + count and len(one.reserved.asked) == asked, "made ready before, a request takes no memory"
+        one.reserved.check()
+    assert [t.data_ptr() for t in (*one.cache.keys, *one.cache.values)] == places
+    assert {name: one.session._steps[name] for name in steps} == steps
+    one.session.give_back()
+    assert torch.equal(one.session.teacher_forced(prompt_of(30)), one.whole.teacher_forced(prompt_of(30)))
+    one.whole.give_back()  # a cache that is all there stays
+    assert torch.equal(one.whole.generate(prompt_of(20), 4), wanted[4])
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_loops_of_transformers_find_again_what_was_given_back(grown: Callable[..., Grown], options: dict[str, Any]) -> None:
+    one, prompt = grown(), prompt_of(13)
+    made = [one.served(session, prompt, 20, pad_token_id=0, **options) for session in (one.whole, one.session)]
+    one.session.give_back()
+    made.append(one.served(one.session, prompt, 20, pad_token_id=0, **options))
+    first, *others = [found if isinstance(found, torch.Tensor) else found["sequences"] for found in made]
+    assert all(torch.equal(first, found) for found in others)
+    one.reserved.check()
+
+
+def test_a_running_request_keeps_its_memory(grown: Callable[..., Grown]) -> None:
+    one, refused = grown(), []
+
+    class Greedy(Heard):
+        def put(self, tokens: torch.Tensor) -> None:
+            with pytest.raises(UsageError, match="busy with another request"):
+                one.session.give_back()
+            refused.append(one.cache.held)
+
+    one.session.generate(prompt_of(9), 5, streamer=Greedy())
+    assert len(refused) == 6 and min(refused) >= 14
+    one.session.give_back()
+    assert one.cache.held == 0
+
+
 class OldCache(PlainKVCache):
     """A plugin of before: it allocates, and knows nothing of growing."""
 

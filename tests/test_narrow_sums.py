@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from mutants.narrow import narrowed  # noqa: E402
 from mutants.planning import NOT_MUTATED  # noqa: E402
+from mutants.sums import MORE, candidates  # noqa: E402
 from mutants.text import code_only, line_at  # noqa: E402
 
 TEMPLATES = ROOT / "plugins" / "templates_cuda"
@@ -194,3 +195,10 @@ def test_kernels_in_float32_are_tried_on_no_further_cases() -> None:
     for match, _ in (made.softmax_case(shape=(2, 40), dtype=DType.F32), made.reduction_case(shape=(2, 40), op="aten.amax.default"),
                      made.attention_case(heads=(2, 1), head_dim=16, capacity=64, dtype=DType.F32)):
         assert set(BY_NAME[match.kind].lasting_families(match)) <= {ROWS_APART}  # which is about maxima, not about sums
+
+
+@pytest.mark.parametrize("family", sorted(MORE))
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16], ids=lambda dtype: dtype.value)
+def test_the_subjects_whose_sums_are_narrowed_are_in_their_spaces(family: str, dtype: DType) -> None:
+    names = {subject.name for subject in candidates(family, dtype)}
+    assert {f"{family}_{name}_{dtype.value}" for name, _, _ in MORE[family][1]} <= names

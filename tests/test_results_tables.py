@@ -49,8 +49,30 @@ def test_rows_of_families_that_are_not_measured_again_are_kept(tmp_path: Path, m
     path.write_text(json.dumps({"versions": script.versions(), "rows": rows}))
     assert [(row["family"], row["commit"]) for row in script.kept(path, [new])] == [("softmax", "a"), ("argmax", "b")]
     path.write_text(json.dumps({"versions": {**script.versions(), "torch": "1.0"}, "rows": rows}))
-    with pytest.raises(SystemExit, match="measure all rows"):
+    with pytest.raises(SystemExit, match=r"holds rows that may not stand .* \(torch 1\.0 there, .* here\): measure all rows here, without"):
         script.kept(path, [new])
+
+
+def test_rows_of_another_processor_are_refused_before_any_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    script = importlib.import_module("budget_table")
+    path, facts = tmp_path / "budgets.json", tmp_path / "cpuinfo"
+    facts.write_text("processor\t: 0\nvendor_id\t: X\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Some CPU @ 2.00GHz\nflags\t: a\n")
+    other, here = script.processor(facts), script.processor()
+    assert other.startswith("Some CPU @ 2.00GHz, family 6 model 143, ") and other != here
+    assert other.rpartition(", ")[2] == here.rpartition(", ")[2] == script.torch.backends.cpu.get_cpu_capability()
+    assert len(script.processor(tmp_path / "none")) > len(", DEFAULT")
+    monkeypatch.setattr(script, "ProcessPoolExecutor", lambda *arguments, **named: pytest.fail("it measures"))
+    monkeypatch.setattr(sys, "argv", ["budget_table.py", "--keep", "--family", "argmax", "--out", str(path)])
+    for before in (other, "x86_64"):
+        path.write_text(json.dumps({"versions": {**script.versions(), "processor": before}, "rows": []}))
+        with pytest.raises(SystemExit) as refused:
+            script.main()
+        assert str(refused.value) == (f"{path} holds rows that may not stand beside those measured here (processor {before} there, {here} "
+                                      "here): measure all rows here, without --keep, or these where the others were measured")
+    path.unlink()
+    with pytest.raises(SystemExit, match="is not there, so that --keep has nothing to keep"):
+        script.main()
 
 
 def document(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -125,6 +125,16 @@ def test_half_of_what_is_free_is_left_while_rows_run(monkeypatch: pytest.MonkeyP
     served(made, [[5] * 60], 36, "never")
 
 
+def test_rows_give_back_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, pool = session(400, monkeypatch)
+    wanted = served(made, [[3] * 20, [4] * 20], 40)
+    assert [held(cache) for cache in made.rows._caches] == [64, 64]
+    made.give_back()
+    assert [held(cache) for cache in made.rows._caches] == [1, 1] and held(made.kv) == 0
+    assert pool.free == pool.total - 2 * G.POSITION
+    assert torch.equal(served(made, [[3] * 20, [4] * 20], 40), wanted)
+
+
 def test_a_shortage_that_passes_is_not_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     made, pool = session(2000, monkeypatch)
     other = Pooled([G.ROW * 2000] * 4, pool)

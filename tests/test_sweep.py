@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "examples" / "tiny_model"
 COMMIT = "a" * 40
+GIB = 2**30
 STAND_IN = '''
 import json, os, time
 from types import SimpleNamespace
@@ -214,9 +215,10 @@ def test_long_baselines_are_estimated_and_say_so_and_ours_is_not(bench: Any) -> 
     rounds, out = bench("peers.rounds"), []
     ask, left = clocked(float("inf"), linear)
     seen: dict[str, list[int]] = {"eager": [], rounds.OURS: []}
+    lengths: set[int] = set()
 
     def noted(name: str) -> Callable[[int, int], float]:
-        return lambda given, new: (seen[name].append(new), ask(given, new))[1]
+        return lambda given, new: (seen[name].append(new), lengths.add(given), ask(given, new))[2]
 
     terms = rounds.Terms(repetitions=10, estimate_over_ms=60_000.0, left_s=left)
     rows = rounds.measured({name: noted(name) for name in seen}, rounds.Workload(8192, 8192), terms, out.append)
@@ -225,6 +227,7 @@ def test_long_baselines_are_estimated_and_say_so_and_ours_is_not(bench: Any) -> 
     assert found["eager"]["e2e_ms"] == pytest.approx(found[rounds.OURS]["e2e_ms"], rel=1e-9)
     assert max(seen["eager"]) == 65 and seen[rounds.OURS].count(8192) == 3 == found[rounds.OURS]["repetitions"], "runs over 30 s: three"
     assert len(out) == 3 and out[0][0]["repetitions"] == 1, "rows are written as they come"
+    assert lengths == set(rounds.prompt_lengths(rounds.Workload(8192, 8192))) and rounds.prompt_lengths(rounds.Workload(8, 128)) == (8,)
 
 
 @pytest.mark.parametrize("seconds, repetitions", [(7.0, 3), (30.0, 10), (3.0, None)])
@@ -267,3 +270,78 @@ def test_the_frameworks_child_builds_the_model_that_is_named(bench: Any, monkeyp
     monkeypatch.setattr(sys, "argv", ["x", json.dumps({"system": "eager", "model": str(TINY), "dtype": "float32", "device": "cpu"})])
     facts, answer = child.start()
     assert facts["versions"]["torch"] == torch.__version__ and answer({"prompt": [5, 6], "new": 2, "length": 4})["ms"] > 0
+
+
+class Pieces:
+    """torch's allocator over a device of ``free`` bytes: pieces of memory, each in use or idle, which stay until they are given back."""
+
+    def __init__(self, free: int) -> None:
+        self.free, self.pieces = free, list[int]()
+
+    def idle(self) -> list[int]:
+        return sorted(self.pieces, reverse=True)
+
+    def take(self, nbytes: int) -> Any:
+        small = nbytes <= 2**20
+        if small and (self.pieces.count(2**21) * 2 > self.halves):
+            self.halves += 1
+            return
+        piece = 2**21 if small else nbytes
+        if piece > self.free:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.free -= piece
+        self.pieces.append(piece)
+        self.halves += small
+
+    def empty(self) -> None:
+        self.free += sum(self.pieces)
+        self.pieces, self.halves = [], 0
+
+    halves = 0  # of small pieces, in use
+
+
+def test_a_peer_has_again_what_it_gave_back_before_the_clock_starts(bench: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = bench("peers.framework_child")
+    pieces, clocks = Pieces(60 * GIB), list[list[int]]()
+    grows = [[3 * 2**20], [2**21, 2**21, 75 * 2**20, 4 * GIB], [], [80 * 2**20], []]
+
+    def timed(call: Any) -> float:
+        clocks.append(pieces.idle())
+        call()
+        for nbytes in grows[len(clocks) - 1]:
+            pieces.free -= nbytes
+            pieces.pieces.append(nbytes)
+        return 1.0
+
+    monkeypatch.setattr(child.bench, "timed", timed)
+    peer, kept = child.Framework(tiny, "eager"), list[list[int]]()
+    peer._idle = child.idle_memory.IdleMemory(pieces)
+    for _ in range(4):
+        peer.answer({"prompt": [5, 6], "new": 2, "length": 4})
+        kept.append(pieces.idle())
+    assert kept == [[3 * 2**20], [], [], []] and pieces.free == 60 * GIB, "little is kept, all else given back"
+    first = [4 * GIB, 75 * 2**20, 3 * 2**20, 2**21, 2**21]
+    assert clocks == [[], [3 * 2**20], first, first], "as it was, piece by piece"
+    pieces.free = 3 * GIB  # somebody else took the rest
+    peer.answer({"prompt": [5, 6], "new": 2, "length": 4})
+    assert clocks[-1] == [] and child.Framework(tiny, "eager")._idle._allocator is None, "nothing to look after on a host"
+
+
+def test_what_is_idle_is_what_emptying_the_cache_gives_back(bench: Any) -> None:
+    def segment(total: int, active: int, pool: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+        return {"total_size": total, "active_size": active, "segment_pool_id": pool}
+
+    found = bench("peers.idle_memory").idle_of([segment(2**21, 0), segment(5 * GIB, 0), segment(8 * GIB, 1), segment(2 * GIB, 0, (0, 7))])
+    assert found == [5 * GIB, 2**21]
+
+
+def test_layers_are_searched_no_longer_than_a_model(bench: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    child, systems = bench("peers.framework_child"), bench("peers.systems")
+    begun: list[dict[str, Any]] = []
+    monkeypatch.setattr(systems, "Child", lambda name, command, environment, **more: begun.append(json.loads(command[-1])))
+    systems.begun("cudalinear", systems.Asked(model=TINY, dtype="float16", device="cuda", context=8, inputs=(4,), paths=(), vllm={},
+                                              start_s=1.0, answer_s=1.0, search_s=40.0))
+    assert begun[0]["search_s"] == 40.0
+    shapes = {tuple(layer.weight.shape) for layer in tiny.modules() if isinstance(layer, torch.nn.Linear)}
+    assert child.layer_search_s(tiny, 40.0) * len(shapes) == pytest.approx(40.0) and len(shapes) > 3
+    assert child.layer_search_s(tiny, float("inf")) == child.LAYER_BUDGET_S == child.layer_search_s(torch.nn.ReLU(), 60.0)

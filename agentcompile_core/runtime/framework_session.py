@@ -34,6 +34,9 @@ class EagerSession:
     def prepare(self, report: Any = None) -> None:
         """Nothing to prepare."""
 
+    def give_back(self) -> None:
+        """As Session.give_back: nothing, since a cache of transformers ends with its request."""
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """As Session.exclusive."""

@@ -21,6 +21,7 @@ from .bound_program import BoundProgram
 from .chunks import Chunk, ChunkInputs, cost_of_each, plan_chunks, rows_of
 from .device import release_cache
 from .executables import Executables
+from .holding import give_back
 from .live import HostPosition
 from .preparing import DecodePrograms, capture_each, chunk_sizes
 from .program import Program
@@ -193,14 +194,33 @@ class Session:
         Raises:
             UsageError: another request is running, or the model is not the one whose programs these are any more.
         """
-        if not self._lock.acquire(blocking=False):
-            raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
-        try:
+        with self._alone():
             self._weights.check_unchanged(self.graphs.model.name)
             with self._trailing.behind(), as_captured():
                 yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")
+        try:
+            yield
         finally:
             self._lock.release()
+
+    def give_back(self) -> None:
+        """Give back the memory of K and V, for other sessions and processes on the device, where the cache can (docs/decisions/0032).
+
+        The next request takes what it needs again, as the first one did, or is refused if it is gone; nothing is captured again.
+
+        Raises:
+            UsageError: a request is running.
+        """
+        import torch
+
+        with self._alone(), torch.inference_mode():  # as everything that writes to its caches
+            self.rows.give_back()
+            give_back(self.kv, 0)
 
     def checked(self, input_ids: "torch.Tensor", max_new_tokens: int) -> "torch.Tensor":
         """The prompt as int64 [1, n] on the CPU.
@@ -217,10 +237,14 @@ class Session:
 
         Every request passes here before anything of it runs. Raises UsageError: there is not enough; nothing has changed then.
         """
-        whole = self.graphs.whole_chunks
-        chunks = plan_chunks(length, self.chunk_sizes, self.kv.capacity, padded=not whole, again=not self.graphs.states, each=self._each)
+        chunks = self.chunks(length, self.chunk_sizes)
         self.rows.hold(max(length + new, *(chunk.start + chunk.tokens for chunk in chunks)))
         return chunks
+
+    def chunks(self, length: int, sizes: Sequence[int]) -> tuple[Chunk, ...]:
+        """Those that a prompt of ``length`` tokens would be read in, if there were chunks of these sizes."""
+        whole, again = self.graphs.whole_chunks, not self.graphs.states
+        return plan_chunks(length, sizes, self.kv.capacity, padded=not whole, again=again, each=self._each)
 
     def prefill(self, prompt: "torch.Tensor", new: int = 0) -> BoundProgram:
         """Run a prompt [1, n] through the prefill programs; then ids, position and history stand at the first of ``new`` tokens."""

@@ -84,7 +84,8 @@ class Command:
         wanted = [system for system in outside if any(system in systems for _, systems in work)]
         asked = Asked(model=harness.CONFIGS / name, dtype=options.dtype, device=options.device, context=options.context,
                       inputs=tuple(workload.input for workload, _ in work), paths=tuple(options.peer_path), vllm=options.vllm,
-                      start_s=min(options.peer_start_s, self.left_s()), answer_s=options.peer_answer_s, cache=options.cache)
+                      start_s=min(options.peer_start_s, self.left_s()), answer_s=options.peer_answer_s, cache=options.cache,
+                      search_s=options.budget_s)
         with Peers(wanted, asked) as peers, tempfile.TemporaryDirectory() as scratch:
             for why in peers.dead.values():
                 print(f"{name}: {why}", flush=True)

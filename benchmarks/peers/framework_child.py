@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from agentcompile_core.configuration import Config
 from agentcompile_core.report import bench
 from agentcompile_core.store import Store
-from peers import serving
+from peers import idle_memory, serving
 from peers.step_loop import Step, StepLoop, reduce_overhead
 
-LAYER_BUDGET_S = 15.0  # of the search for one shape of linear layers
+LAYER_BUDGET_S = 15.0  # of the search for one shape of linear layers; all of them together get no more than our own search of the model
 INTERPRETED = ("eager", "cudalinear")  # nothing of theirs is compiled by torch
 
 
@@ -32,6 +32,7 @@ class Framework:
         self._device = next(module.parameters()).device
         self._length = 0
         self._loop: StepLoop | None = None
+        self._idle = idle_memory.of(self._device, kept=system not in INTERPRETED)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Milliseconds of one request, and the tokens where they are asked for."""
@@ -40,8 +41,10 @@ class Framework:
             self._forget(request["length"])
         run = self._runner(ids)
         found: list[torch.Tensor] = []
+        self._idle.take_again()
         spent_ms = bench.timed(lambda: found.append(run(count)))
         tokens = found[0][0, -count:].tolist()
+        self._idle.give_back()
         if found[0].shape[1] not in (count, ids.shape[1] + count):
             raise RuntimeError(f"{found[0].shape[1]} tokens came where {count} were asked for behind {ids.shape[1]}")
         return {"ms": spent_ms, **({"tokens": tokens} if request.get("tokens") else {})}
@@ -77,6 +80,13 @@ def with_linears(module: Any, **options: Any) -> dict[str, Any]:
     return {"replaced": dict(Counter(replaced.layers.values())), "left": len(replaced.left)}
 
 
+def layer_search_s(module: Any, whole_s: float) -> float:
+    """Seconds of the search for one shape of the linear layers of ``module``, where that of a whole model takes ``whole_s``."""
+    layers = (layer for layer in module.modules() if isinstance(layer, torch.nn.Linear))
+    shapes = {(layer.in_features, layer.out_features, layer.bias is None) for layer in layers}
+    return min(LAYER_BUDGET_S, whole_s / max(1, len(shapes)))
+
+
 def start() -> tuple[dict[str, Any], Any]:
     """Build the model with random weights."""
     import transformers
@@ -90,7 +100,8 @@ def start() -> tuple[dict[str, Any], Any]:
     if terms["system"] == "cudalinear":
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(Path(terms.get("cache") or scratch))
-            facts |= with_linears(module, config=Config(budget_s=LAYER_BUDGET_S), store=store)
+            budget_s = layer_search_s(module, terms["search_s"])
+            facts |= {"layer_search_s": budget_s, **with_linears(module, config=Config(budget_s=budget_s), store=store)}
     return facts, Framework(module, terms["system"]).answer
 
 

@@ -99,6 +99,16 @@ def measured(systems: dict[str, Ask], workload: Workload, terms: Terms, written:
     return _rows(samplers, dead, workload)
 
 
+def prompt_lengths(workload: Workload) -> tuple[int, ...]:
+    """Of all prompts that a system may be asked for at a workload, whole or estimated."""
+    given, new = workload.input, workload.output
+    return tuple(dict.fromkeys((given, *(contexts(given, new) if _may_be_estimated(new) else ()))))
+
+
+def _may_be_estimated(new: int) -> bool:
+    return new > 2 * SPAN
+
+
 def _rounds(samplers: dict[str, Sampler], terms: Terms) -> int:
     is_long = any(sampler.longest_ms > LONG_MS for sampler in samplers.values())
     return min(terms.repetitions, FEW) if is_long else terms.repetitions
@@ -112,7 +122,7 @@ def _prepared(name: str, ask: Ask, workload: Workload, terms: Terms) -> Sampler:
     first = ask(given, 1)
     step = (ask(given, short) - first) / (short - 1)
     whole = first + step * (new - 1)
-    if name != OURS and whole > terms.estimate_over_ms and new > 2 * SPAN:
+    if name != OURS and whole > terms.estimate_over_ms and _may_be_estimated(new):
         cost = 0.0
         for context in contexts(given, new):  # prompts of these lengths are new to it
             cost += 2 * ask(context, 1) + SPAN * step

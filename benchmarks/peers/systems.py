@@ -27,7 +27,7 @@ SHORT_PROMPT = 512  # vLLM captures graphs for prompts up to this many tokens, a
 @frozen(kw_only=True)
 class Asked:
     """What every peer is started with. ``paths``: folders of environments that hold peers; ``inputs``: lengths of prompts; ``cache``: the
-    store of a peer that compiles by ours (None: a new one)."""
+    store of a peer that compiles by ours (None: a new one), ``search_s``: seconds of our own search, which bound its."""
 
     model: Path
     dtype: str
@@ -39,6 +39,7 @@ class Asked:
     start_s: float
     answer_s: float
     cache: Path | None = None
+    search_s: float = float("inf")
 
 
 def folder_of(package: str, paths: Sequence[Path]) -> Path | None:
@@ -61,7 +62,8 @@ def begun(name: str, asked: Asked) -> Child:
         path, script = [str(found.resolve()), *path], "vllm_child.py"
         terms |= {"captured": sorted({1, *(n for n in asked.inputs if n <= SHORT_PROMPT)}), "more": dict(asked.vllm)}
     else:
-        terms |= {"system": name, "device": asked.device, "cache": str(asked.cache.resolve()) if asked.cache else ""}
+        terms |= {"system": name, "device": asked.device, "cache": str(asked.cache.resolve()) if asked.cache else "",
+                  "search_s": asked.search_s}
     return Child(name, [sys.executable, str(HERE / script), json.dumps(terms)],
                  {**os.environ, "PYTHONPATH": os.pathsep.join(path)}, start_s=asked.start_s)
 
