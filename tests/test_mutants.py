@@ -56,12 +56,13 @@ def test_places_are_found_where_comments_and_nested_calls_stand() -> None:
     assert line_of(text, text.index("h()")) == 2
 
 
-def test_every_operator_and_every_cheat_finds_a_place_and_no_two_mutants_are_one() -> None:
+def test_every_operator_and_every_cheat_finds_a_place_and_no_two_mutants_are_one(committed: dict[str, Any]) -> None:
     everything = [mutant for mutants in pool().values() for mutant in mutants]
     assert {mutant.operator for mutant in everything} == {operator.name for operator in OPERATORS} | set(CHEATS)
     assert {mutant.group for mutant in everything} >= GROUPS
     assert Counter(mutant.id for mutant in everything).most_common(1)[0][1] == 1
-    assert proofs().keys() <= {mutant.id for mutant in everything}
+    # Results may be older than a kernel: proofs of what they hold stay until they are renewed, and no longer.
+    assert proofs().keys() <= {mutant.id for mutant in everything} | {row["id"] for row in committed["rows"]}
 
 
 def test_a_larger_sample_begins_with_the_smaller_one() -> None:
