@@ -90,10 +90,10 @@ def reference(model: nn.Module, trial: Trial) -> list[Tensor]:
     keyword, rows, cache = cache_keyword(model), [], None
     ends = [trial.first - 1, trial.first + trial.second - 1][: 2 if trial.second else 1]
     prompt, *steps = trial.tokens.split([ends[-1] + 1, *[1] * trial.steps], dim=1)
-    at, counts = 0, (trial.at_once or trial.offset) and "position_ids" in inspect.signature(model.forward).parameters
+    at, counts = 0, "position_ids" in inspect.signature(model.forward).parameters
     behind = ends[-1] + 1
     for part in (prompt, *steps) if trial.at_once else _parts(trial):
-        # Who generates says where a part begins; not every model with states asks its cache.
+        # Who generates says where a part begins; not every model asks its cache, or counts from zero as generation does (RoBERTa).
         ahead = trial.offset if at >= behind else 0
         positions = {"position_ids": torch.arange(at + ahead, at + ahead + part.shape[1], device=trial.device)[None]} if counts else {}
         answer = model(input_ids=part, use_cache=True, **{keyword: cache}, **positions)

@@ -32,7 +32,7 @@ from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
 from .rotary import frequencies_of
-from .states import Held, check_states, held_by
+from .states import Held, check_kept, check_states, held_by
 
 # Rows of a chunk where there are experts: each row has the results of all that it chose in memory, of both of their layers.
 MOST_WITH_EXPERTS = 4096
@@ -220,7 +220,7 @@ def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing, held: 
         graph = collapse_attention(graph, kv, buffers_of(model))
     elif tracing is Tracing.DERIVED:
         graph = cache_what_is_read(graph)
-    return check_states(check_writes(normalize(graph)), held)
+    return check_kept(check_states(check_writes(normalize(graph)), held), held, kv)
 
 
 def kv_spec(model: nn.Module, workload: Workload, held: Held = NOTHING) -> KVSpec:

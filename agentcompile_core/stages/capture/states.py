@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
-from ...ir.graph import STATE_PREFIX, DType, Graph, TensorSpec
+from ...ir.graph import STATE_PREFIX, DType, Graph, KVSpec, TensorSpec
 from ...ops.aliasing import memory_roots
+from ...ops.names import ATTENTION
+from ...ops.schema import named
 from .describe import text_config
 from .unsupported import Unsupported
 
@@ -42,12 +44,13 @@ class StateSpec:
 class Held:
     """What the cache of a model holds. ``attending``: the layers with K and V, in order; None: all. ``states``: of the others.
 
-    ``padded``: a chunk's recurrences are told how many of its rows are tokens. ``offset``: positions need not be those of the cache, since
-    the tokens of an image share some.
+    ``kept``: how many of the last positions each layer keeps, 0: all. ``padded``: a chunk's recurrences are told how many of its rows are
+    tokens. ``offset``: positions need not be those of the cache, since the tokens of an image share some.
     """
 
     attending: tuple[int, ...] | None = None
     states: tuple[StateSpec, ...] = ()
+    kept: tuple[int, ...] = ()
     padded: bool = False
     offset: bool = False
 
@@ -97,14 +100,15 @@ def held_by(model: nn.Module) -> Held:
         cache: Any = DynamicCache(config=text_config(model))
     except Exception:  # a configuration that transformers' own cache cannot read; whether the model runs is seen where it is traced
         return Held(offset=offset)
+    kept = tuple(int(layer.sliding_window) if getattr(layer, "is_sliding", False) else 0 for layer in cache.layers)
     if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
-        return Held(offset=offset)
+        return Held(kept=kept, offset=offset)
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{keyword: cache})
     attending = tuple(i for i, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None)
     states = tuple(one for i, layer in enumerate(cache.layers) for one in _states_of(layer, i))
-    return Held(attending=attending, states=states, offset=offset)
+    return Held(attending=attending, states=states, kept=kept, offset=offset)
 
 
 def _states_of(layer: Any, number: int) -> list[StateSpec]:
@@ -225,4 +229,23 @@ def check_states(graph: Graph, held: Held) -> Graph:
         writers = [node for node in graph.nodes if any(roots[name] == roots[state.source] for name in node.mutates)]
         if len(writers) != 1:
             raise Unsupported(f"it writes the {state.part} state of layer {state.layer} {len(writers)} times in a step")
+    return graph
+
+
+def check_kept(graph: Graph, held: Held, kv: KVSpec) -> Graph:
+    """Return ``graph``, which attends to nothing that the model's own cache has dropped.
+
+    A prompt that the model reads at once shows it all of itself, and no few tokens tell that later ones do not see the first.
+
+    Raises:
+        Unsupported: it would.
+    """
+    layers = held.attending if held.attending is not None else range(len(held.kept))
+    slots = {f"kv.key.{slot}": held.kept[layer] for slot, layer in enumerate(layers)}
+    for node in graph.nodes:
+        call = named(node.op, node.args, dict(node.kwargs)) if node.op == ATTENTION else {}
+        kept = max((slots.get(name, 0) for name in node.mutates), default=0)
+        seen = int(call.get("window") or 0) or int(call.get("chunk") or 0) or kv.capacity
+        if call and 0 < kept < min(seen, kv.capacity):
+            raise Unsupported(f"its cache keeps the last {kept} positions of a layer, and its mask hides none of the others")
     return graph
