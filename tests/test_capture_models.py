@@ -83,7 +83,7 @@ REFUSED = {
     "xlnet": ({"vocab_size": 128, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, **TOKENS}, "takes no past_key_values"),
     "rwkv": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48, **TOKENS},
              "takes no past_key_values"),
-    "minimax": ({**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}, "uses cache of its own"),
+    "moshi": ({**without("intermediate_size"), "ffn_dim": 48, "sliding_window": 16}, "keeps the last 16 positions"),
 }
 
 

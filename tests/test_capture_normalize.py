@@ -188,7 +188,7 @@ def test_noise_is_dropped_but_copies_that_are_written_stay() -> None:
 ], ids=["clone", "cat", "mul", "pad", "masked_fill"])
 @pytest.mark.parametrize("when", ["read behind the write", "read before it", "written itself"])
 def test_a_copy_of_what_is_written_later_is_what_it_was(copy: Callable[[Tensor], Tensor], when: str) -> None:
-    """ZAYA keeps the values of the last token: a step reads the old ones, by a copy that a concatenation with nothing made, behind the write."""
+    """ZAYA keeps values of the last token: a step reads the old ones behind its write, by a copy that a concatenation with nothing made."""
     class Kept(nn.Module):
         def __init__(self) -> None:
             super().__init__()

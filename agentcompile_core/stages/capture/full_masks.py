@@ -18,9 +18,9 @@ def drop_full_masks(graph: Graph) -> Graph:
     view = View(graph)
     same: dict[str, str] = {}
     for node in graph.nodes:
-        if node.op in ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor") and _filled(view, node.args[1]) == 0.0:
-            if graph.spec(node.outputs[0]) == graph.spec(node.inputs[0]):
-                same[node.outputs[0]] = node.inputs[0]
+        hides = node.op not in ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor") or _filled(view, node.args[1]) != 0.0
+        if not hides and graph.spec(node.outputs[0]) == graph.spec(node.inputs[0]):
+            same[node.outputs[0]] = node.inputs[0]
     renamed = lasting(graph, same)
     kept = [node for node in graph.nodes if not renamed.keys() & set(node.outputs)]
     return eliminate_dead_code(rebuild(graph, kept, resolve_chain(renamed))) if renamed else graph

@@ -31,6 +31,7 @@ from .left_behind import as_it_was
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
+from .own_states import with_own_states
 from .rotary import frequencies_of
 from .states import Held, check_kept, check_states, held_by
 
@@ -55,9 +56,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     left: list[str] = []
     try:
         with as_captured(), uncollected(), as_it_was(model) as left:
-            with quiet(), evaluating(model):
-                held = held_by(model)
-            kv, graphs, held = _captured(model, workload, held)
+            kv, graphs, held = _held_and_captured(model, workload)
         graphs = rows_where_read(graphs)
         frequencies = frequencies_of(model, graphs)
         if held.whole_chunks:
@@ -84,6 +83,24 @@ def why_not(exc: Exception) -> str:
     if "DataDependent" in type(exc).__name__:
         return "its Python code branches on the values of tensors"
     return f"it cannot be exported ({type(exc).__name__}: {one_line(str(exc))})"
+
+
+def _held_and_captured(model: nn.Module, workload: Workload) -> tuple[KVSpec, list[Graph], Held]:
+    """Traced with what transformers' cache holds, and where that fails once more with what the model keeps for itself besides."""
+    held = Held()
+    try:
+        with quiet(), evaluating(model):
+            held = held_by(model)
+        return _captured(model, workload, held)
+    except Exception as first:
+        try:
+            with quiet(), evaluating(model):
+                own = with_own_states(model, held)
+        except Exception:  # nothing is known of it
+            raise first from None
+        if own is held:
+            raise
+        return _captured(model, workload, own)
 
 
 def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec, list[Graph], Held]:

@@ -162,7 +162,7 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def lasting(graph: Graph, copies: Mapping[str, str]) -> dict[str, str]:
-    """Those of ``copies`` (of each, what it is made of) that go on to equal that: what shares their memory is not read behind a write to it.
+    """Those of ``copies`` (of each, what it is made of) that go on to equal that: nothing reads the memory of either behind a write to it.
 
     A state that a step writes counts as much as anything else: what was copied of it is what it held before.
     """

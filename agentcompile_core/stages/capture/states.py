@@ -5,11 +5,12 @@ They are tensors of the session that every step reads and writes in place, zero 
 """
 
 import inspect
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
@@ -22,17 +23,22 @@ from .describe import text_config
 from .unsupported import Unsupported
 
 PARTS = ("conv", "recurrent")
+OWN = "own"  # the part of states that no cache of transformers holds: own_states.py
 CACHE_KEYWORDS = ("past_key_values", "cache_params", "cache")  # the last one from transformers 5.24 on, for both
 
 
 @frozen(kw_only=True)
 class StateSpec:
-    """One state of one layer. ``part``: conv (the last columns of what a convolution reads [1, C, K]) or recurrent (any shape)."""
+    """One state of one layer. ``part``: conv (the last columns of what a convolution reads [1, C, K]), recurrent or own (any shape).
+
+    ``place``: where the model itself keeps it, of part own.
+    """
 
     layer: int
     part: str
     index: int  # of several of the same part in one layer
     spec: TensorSpec
+    place: Any = None
 
     @property
     def source(self) -> str:
@@ -44,12 +50,14 @@ class StateSpec:
 class Held:
     """What the cache of a model holds. ``attending``: the layers with K and V, in order; None: all. ``states``: of the others.
 
-    ``kept``: how many of the last positions each layer keeps, 0: all. ``padded``: a chunk's recurrences are told how many of its rows are
-    tokens. ``offset``: positions need not be those of the cache, since the tokens of an image share some.
+    ``own_cache``: one of a class of the model's own. ``kept``: how many of the last positions each layer keeps, 0: all. ``padded``: a
+    chunk's recurrences are told how many of its rows are tokens. ``offset``: positions need not be those of the cache, since the tokens of
+    an image share some.
     """
 
     attending: tuple[int, ...] | None = None
     states: tuple[StateSpec, ...] = ()
+    own_cache: Any = field(default=None, eq=False)
     kept: tuple[int, ...] = ()
     padded: bool = False
     offset: bool = False
@@ -61,8 +69,8 @@ class Held:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether one of the states is a recurrence's."""
-        return any(state.part == "recurrent" for state in self.states)
+        """Whether one of the states is a recurrence's, or may be."""
+        return any(state.part != "conv" for state in self.states)
 
     def slot(self, layer: int, caches: int) -> int:
         """Which of ``caches`` pairs of K and V a layer has.
@@ -100,7 +108,7 @@ def held_by(model: nn.Module) -> Held:
         cache: Any = DynamicCache(config=text_config(model))
     except Exception:  # a configuration that transformers' own cache cannot read; whether the model runs is seen where it is traced
         return Held(offset=offset)
-    kept = tuple(int(layer.sliding_window) if getattr(layer, "is_sliding", False) else 0 for layer in cache.layers)
+    kept = kept_by(cache.layers)
     if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
         return Held(kept=kept, offset=offset)
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
@@ -111,16 +119,22 @@ def held_by(model: nn.Module) -> Held:
     return Held(attending=attending, states=states, kept=kept, offset=offset)
 
 
+def kept_by(layers: Iterable[Any]) -> tuple[int, ...]:
+    """How many of the last positions each layer of a cache keeps; 0: all."""
+    return tuple(int(layer.sliding_window) if getattr(layer, "is_sliding", False) else 0 for layer in layers)
+
+
 def _states_of(layer: Any, number: int) -> list[StateSpec]:
     found = []
     for part in PARTS:
         for index, tensor in getattr(layer, f"{part}_states", {}).items():
             if tensor is not None:
-                found.append(StateSpec(layer=number, part=part, index=index, spec=_spec_of(tensor)))
+                found.append(StateSpec(layer=number, part=part, index=index, spec=spec_of_state(tensor)))
     return found
 
 
-def _spec_of(tensor: Tensor) -> TensorSpec:
+def spec_of_state(tensor: Tensor) -> TensorSpec:
+    """Shape and type of a state."""
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in {dtype.value for dtype in DType}:
         raise Unsupported(f"it keeps a state of {tensor.dtype}")
@@ -214,7 +228,8 @@ def cache_layers(cache: Any, held: Held, tensors: tuple[Tensor, ...], valid: Ten
     """The layers of ``cache``, whose states are ``tensors`` in the order of ``held.states``; ``windows``: see ``StateLayer``."""
     of_layer: dict[int, dict[StateSpec, Tensor]] = {}
     for state, tensor in zip(held.states, tensors, strict=True):
-        of_layer.setdefault(state.layer, {})[state] = tensor
+        if state.part != OWN:
+            of_layer.setdefault(state.layer, {})[state] = tensor
     return Layers(cache, {layer: StateLayer(states, valid, windows) for layer, states in of_layer.items()})
 
 
