@@ -20,6 +20,7 @@ from ...ops.dtypes import torch_dtype
 from ...runtime import calls
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
 from .experts import semantic_experts
+from .grouped import Grouped
 from .known import knowing
 from .left_behind import undisturbed
 from .own_states import OwnStates
@@ -71,7 +72,8 @@ class _Step(nn.Module):
             keywords["logits_to_keep"] = row
         own = OwnStates(self.model, self.held, recorder.states)
         cache = own.cache(PassThroughCache(recorder))
-        with own.installed(), recording(recorder), knowing(), _one_row(self.model, None if "logits_to_keep" in keywords else row):
+        hidden = None if "logits_to_keep" in keywords else row
+        with own.installed(), recording(recorder), knowing(), Grouped(), _one_row(self.model, hidden):
             if self.tracing is Tracing.OWN and "attention_mask" in parameters:  # of all positions: a bias may be made from it
                 keywords["attention_mask"] = torch.ones(1, recorder.capacity, dtype=torch.int64, device=ids.device)
             answer = self.model(input_ids=ids, use_cache=True, **{keyword: cache}, **keywords)

@@ -36,7 +36,7 @@ def _decided(yes: bool, no: bool) -> bool | None:
     return True if yes else False if no else None
 
 
-def _writes(name: str) -> bool:
+def writes(name: str) -> bool:
     """Whether a call of this name writes its first operand."""
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
 
@@ -77,7 +77,7 @@ class Known(TorchFunctionMode):
             func, args = torch.full, ((), args[0])
             kwargs = {"dtype": torch.tensor(args[1]).dtype, **(kwargs or {})}
         result = func(*args, **(kwargs or {}))
-        if _writes(name) or (kwargs and "out" in kwargs):
+        if writes(name) or (kwargs and "out" in kwargs):
             self._forget(kwargs["out"] if kwargs and "out" in kwargs else args[0])
         elif isinstance(result, Tensor):
             self._learn(name, args, kwargs or {}, result)
