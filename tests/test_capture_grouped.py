@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from capture_models import CONTEXT, SIZES, TOKENS, WORKLOAD, generate, greedy, tiny
+from capture_models import CONTEXT, SIZES, TOKENS, WORKLOAD, generate, greedy, tiny, without
 from torch import Tensor, nn
 
 from agentcompile_core.ops import experts as operators
@@ -14,8 +14,8 @@ from agentcompile_core.stages.capture.language_model import capture_language_mod
 from agentcompile_core.stages.capture.unsupported import Unsupported
 
 PROMPT = torch.tensor([[5, 17, 99, 3, 42, 7, 11]])
-MLA = {**{k: v for k, v in SIZES.items() if k != "intermediate_size"}, "num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-       "v_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16}
+MLA = {**without("intermediate_size"), "num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+       "kv_lora_rank": 16, "q_lora_rank": 16}
 OWN = {
     "dbrx": {"vocab_size": 128, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **TOKENS,
              "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},

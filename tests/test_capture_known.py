@@ -48,6 +48,29 @@ def test_what_a_span_decides_holds_for_every_position(
         assert {judged(at) for at in range(10)} == {found}
 
 
+@settings(max_examples=40, deadline=None)
+@given(position=st.integers(0, 9), before=st.integers(0, 3), more=st.integers(0, 5), dtype=st.sampled_from((torch.int64, torch.float32)))
+def test_numbers_from_a_position_on_are_counted_without_asking_for_it(position: int, before: int, more: int, dtype: torch.dtype) -> None:
+    """TrOCR, MVP and RoFormer make their positions as such a range, of which a trace must know only how long it is."""
+    counts: list[Any] = []
+
+    class Counted(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counts.extend(args if func is torch.arange else ())
+            return func(*args, **(kwargs or {}))
+
+    with Counted(), Known() as about:
+        first = about.lies_in(torch.tensor(position), 0, 9) - before + 1
+        found = torch.arange(first, 2 + first + more - 1, dtype=dtype)
+        other = about.lies_in(torch.tensor(position), 0, 9) * 2
+    assert counts == [more + 1]
+    assert torch.equal(found, torch.arange(position - before + 1, position - before + 2 + more, dtype=dtype)) and found.dtype is dtype
+    wanted = torch.arange(position - before + 1, 2 * position + 20)
+    with Counted(), about:
+        assert torch.equal(torch.arange(first, other + 20), wanted)
+    assert isinstance(counts[-1], torch.Tensor)  # how far that is depends on the position
+
+
 def test_an_index_that_can_be_one_number_only_is_that_number() -> None:
     with Known() as about:
         zero = about.lies_in(torch.tensor(7), 0, 9).clamp(max=0)

@@ -62,6 +62,15 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
             "max_position_embeddings": 20, "word_embed_proj_dim": 32, **TOKENS},
     "bart": {"vocab_size": 128, "d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "decoder_attention_heads": 4,
              "decoder_ffn_dim": 48, "max_position_embeddings": 20, **TOKENS, "pad_token_id": 0},
+    # or count from there to the end of what they read, some for attention of their own
+    "roformer": {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "max_position_embeddings": 64, "is_decoder": True, **TOKENS, "pad_token_id": 0},
+    "trocr": {"vocab_size": 128, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+              "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
+    "mvp": {"vocab_size": 128, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 48, "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
+    # whose layers run several times, each time with K and V of their own
+    "dory": {**SIZES, "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 3, "sliding_window": 5},
     # and these compute attention themselves
     "gptj": {**GPT, "rotary_dim": 8},
     "codegen": {**GPT, "rotary_dim": 4},
@@ -83,6 +92,7 @@ REFUSED = {
     "xlnet": ({"vocab_size": 128, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, **TOKENS}, "takes no past_key_values"),
     "rwkv": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48, **TOKENS},
              "takes no past_key_values"),
+    "doge": ({**SIZES, "keep_window_size": 8}, "makes an attention mask of its own"),
     "moshi": ({**without("intermediate_size"), "ffn_dim": 48, "sliding_window": 16}, "keeps the last 16 positions"),
 }
 

@@ -51,6 +51,7 @@ class Known(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._facts: dict[int, tuple[Tensor, Span | bool]] = {}  # of a tensor, which is kept: a span, or the truth of a comparison
+        self._behind: dict[int, tuple[Tensor, Tensor, int]] = {}  # of a tensor, which is kept: another, and how much more it is
         self._filled: dict[int, tuple[Tensor, int]] = {}  # of a tensor, which is kept: what each of its elements is
 
     def lies_in(self, number: Tensor, low: int, high: int) -> Tensor:
@@ -72,6 +73,8 @@ class Known(TorchFunctionMode):
             return truth
         if name == "__getitem__" and len(args) == 2:
             args = (args[0], self._fixed(args[1]))
+        if func is torch.arange and len(args) == 2 and (count := self._distance(*args)) is not None:
+            return torch.arange(count, **(kwargs or {})) + args[0]  # as many numbers from any position on
         if func is torch.tensor and isinstance(args[0], int | float) and _is_meta((kwargs or {}).get("device")):
             # A literal without data would be lost; a filled tensor says what it is.
             func, args = torch.full, ((), args[0])
@@ -88,6 +91,7 @@ class Known(TorchFunctionMode):
         dtype = getattr(written, "dtype", None)
         self._filled = {key: fact for key, fact in self._filled.items() if dtype is not None and fact[0].dtype is not dtype}
         self._facts = {key: fact for key, fact in self._facts.items() if dtype is not None and fact[0].dtype is not dtype}
+        self._behind = {key: fact for key, fact in self._behind.items() if dtype is not None and fact[0].dtype is not dtype}
 
     def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         number = _MADE[name] if name in _MADE else self.filled_with(args[0]) if name in _KEEPING and args else None
@@ -99,6 +103,25 @@ class Known(TorchFunctionMode):
             fact = self._derived(name.strip("_") if name.strip("_") in _ORDERS else name, args) if len(args) == 2 and not kwargs else None
         if fact is not None:
             self._facts[id(result)] = (result, fact)
+        if _SUMS.get(name) and len(args) == 2 and not kwargs:
+            self._learn_distance(_SUMS[name], *args, result)
+
+    def _learn_distance(self, sign: int, a: Any, b: Any, result: Tensor) -> None:
+        if sign == 1 and isinstance(a, int):
+            a, b = b, a
+        if isinstance(b, int) and (begins := self._begins(a)) is not None:
+            self._behind[id(result)] = (result, begins[0], begins[1] + sign * b)
+
+    def _begins(self, value: object) -> tuple[Tensor, int] | None:
+        """A number of the trace as another one and how much it is more than that."""
+        if not isinstance(value, Tensor) or not isinstance(self._fact(value), Span):
+            return None
+        return self._behind[id(value)][1:] if id(value) in self._behind else (value, 0)
+
+    def _distance(self, first: object, last: object) -> int | None:
+        """How much ``last`` is more than ``first``, where that is the same at every position."""
+        a, b = self._begins(first), self._begins(last)
+        return b[1] - a[1] if a is not None and b is not None and a[0] is b[0] else None
 
     def _derived(self, name: str, args: tuple[Any, ...]) -> Span | bool | None:
         a, b = (self._fact(one) for one in args)

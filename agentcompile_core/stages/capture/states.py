@@ -7,7 +7,7 @@ They are tensors of the session that every step reads and writes in place, zero 
 import inspect
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from attrs import field, frozen
@@ -20,7 +20,7 @@ from ...ops.aliasing import memory_roots
 from ...ops.names import ATTENTION
 from ...ops.schema import named
 from .describe import text_config
-from .unsupported import Unsupported
+from .unsupported import Unasked, Unsupported
 
 PARTS = ("conv", "recurrent")
 OWN = "own"  # the part of states that no cache of transformers holds: own_states.py
@@ -73,15 +73,16 @@ class Held:
         return any(state.part != "conv" for state in self.states)
 
     def slot(self, layer: int, caches: int) -> int:
-        """Which of ``caches`` pairs of K and V a layer has.
+        """Which of ``caches`` pairs of K and V a layer has; one behind them where a configuration does not say how many there are.
 
         Raises:
             Unsupported: none.
         """
-        found = layer if self.attending is None else self.attending.index(layer) if layer in self.attending else caches
-        if found >= caches:
+        if self.attending is None:
+            return layer
+        if layer not in self.attending[:caches]:
             raise Unsupported(f"layer {layer} caches K and V, but its configuration says {caches} layers with attention")
-        return found
+        return self.attending.index(layer)
 
 
 def cache_keyword(model: nn.Module) -> str:
@@ -148,6 +149,9 @@ class Stateless:
 
     def __init__(self, cache: Any) -> None:
         self.get_seq_length, self.get_mask_sizes = partial(type(cache).get_seq_length, cache), partial(type(cache).get_mask_sizes, cache)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unasked(f"it keeps {name!r} in its cache, which is neither K and V nor a state of one size")
 
 
 @frozen(eq=False)
