@@ -69,8 +69,6 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
               "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
     "mvp": {"vocab_size": 128, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
             "decoder_ffn_dim": 48, "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
-    # whose layers run several times, each time with K and V of their own
-    "dory": {**SIZES, "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 3, "sliding_window": 5},
     # and these compute attention themselves
     "gptj": {**GPT, "rotary_dim": 8},
     "codegen": {**GPT, "rotary_dim": 4},
@@ -109,6 +107,15 @@ def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
     # The device's own history agrees with what was seen step by step, and nothing else was written.
     assert env["session.history"][11:19].tolist() == want and int(env["session.position"]) == 18
     assert bool((env["session.history"][19:] == -1).all())
+
+
+def test_layers_that_run_several_times_have_k_and_v_of_each_time() -> None:
+    """Dory's inner layers run in loops: its configuration says 4 layers, and its cache gets more of them."""
+    model = tiny("dory", {**SIZES, "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 3,
+                          "sliding_window": 5})
+    graphs = capture_language_model(model, "dory", WORKLOAD).verify()
+    assert graphs.kv is not None and graphs.kv.layers == 1 + 3 * 2 + 1
+    assert generate(model, graphs, PROMPT, 8)[0] == greedy(model, PROMPT, 8)[0]
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
