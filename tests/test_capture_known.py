@@ -111,6 +111,25 @@ def test_a_mask_that_was_written_is_not_known(write: Callable[[torch.Tensor], An
         assert not about.is_ones(mask)
 
 
+def test_a_write_says_nothing_of_what_lies_elsewhere_and_all_of_what_lies_there() -> None:
+    """RemBERT adds up embeddings in place, of the type of its mask; and a write by another type is one, too."""
+    with Known() as about:
+        mask, other = torch.ones(2, 3), torch.ones(2, 3)
+        part = mask[:, 1:]
+        other += 1
+        assert about.is_ones(mask) and about.is_ones(part)
+        mask.view(torch.int32).zero_()
+        assert not about.is_ones(mask) and not about.is_ones(part)
+
+
+def test_ones_of_as_many_tokens_as_there_are_hide_none_of_those_that_there_may_be() -> None:
+    """RemBERT and MegatronBERT make such a mask, whose length a trace does not know."""
+    with Known() as about:
+        mask = torch.ones((1, 1 + about.lies_in(torch.tensor(3), 0, 9)))
+        assert mask.shape == (1, 10) and about.is_ones(mask)
+        assert torch.zeros((1, 1 + about.lies_in(torch.tensor(3), 0, 9))).shape == (1, 4)
+
+
 def test_a_number_that_was_written_is_not_known() -> None:
     with Known() as about:
         number = about.lies_in(torch.tensor(3), 0, 9)

@@ -69,6 +69,12 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
               "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
     "mvp": {"vocab_size": 128, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
             "decoder_ffn_dim": 48, "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
+    # or make a mask of as many ones; or say that their attention is not causal, beside a mask that is
+    "rembert": {"vocab_size": 128, "hidden_size": 32, "input_embedding_size": 16, "output_embedding_size": 24, "intermediate_size": 48,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64, "is_decoder": True, **TOKENS,
+                "pad_token_id": 0},
+    "bigbird_pegasus": {"vocab_size": 128, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
+                        "decoder_ffn_dim": 48, "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
     # and these compute attention themselves
     "gptj": {**GPT, "rotary_dim": 8},
     "codegen": {**GPT, "rotary_dim": 4},

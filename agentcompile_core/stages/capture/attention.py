@@ -284,7 +284,9 @@ def attention_function(
     for name, given in keywords.items():
         if name not in _SILENT | _UNDERSTOOD and given is not None and given is not False:
             raise Unsupported(f"its attention takes {name!r}, which is not understood")
-    if keywords.get("dropout") or keywords.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+    # Where there is a mask, the mask says what is seen.
+    sees_all = attention_mask is None and (keywords.get("is_causal") is False or getattr(module, "is_causal", True) is False)
+    if keywords.get("dropout") or sees_all:
         raise Unsupported("its attention is not causal or drops out")
     layer = _layer_of(recorder, key, value)
     own = min(layer, len(recorder.keys) - 1)  # of too many layers the count is told at the end

@@ -41,6 +41,16 @@ def writes(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
 
 
+def _may_share(written: object, other: Tensor) -> bool:
+    """Whether a write to ``written`` may change ``other``."""
+    if not isinstance(written, Tensor):
+        return True
+    try:
+        return bool(written.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # wrappers have no memory of their own
+        return True
+
+
 def _is_meta(device: Any) -> bool:
     return device is not None and torch.device(device).type == "meta"
 
@@ -75,6 +85,8 @@ class Known(TorchFunctionMode):
             args = (args[0], self._fixed(args[1]))
         if func is torch.arange and len(args) == 2 and (count := self._distance(*args)) is not None:
             return torch.arange(count, **(kwargs or {})) + args[0]  # as many numbers from any position on
+        if func is torch.ones:
+            args = tuple(self._longest(one) for one in args)
         if func is torch.tensor and isinstance(args[0], int | float) and _is_meta((kwargs or {}).get("device")):
             # A literal without data would be lost; a filled tensor says what it is.
             func, args = torch.full, ((), args[0])
@@ -87,11 +99,10 @@ class Known(TorchFunctionMode):
         return result
 
     def _forget(self, written: object) -> None:
-        """What is written may be a view of anything of its type."""
-        dtype = getattr(written, "dtype", None)
-        self._filled = {key: fact for key, fact in self._filled.items() if dtype is not None and fact[0].dtype is not dtype}
-        self._facts = {key: fact for key, fact in self._facts.items() if dtype is not None and fact[0].dtype is not dtype}
-        self._behind = {key: fact for key, fact in self._behind.items() if dtype is not None and fact[0].dtype is not dtype}
+        """What is written may be a view of anything that lies where it does."""
+        self._filled = {key: fact for key, fact in self._filled.items() if not _may_share(written, fact[0])}
+        self._facts = {key: fact for key, fact in self._facts.items() if not _may_share(written, fact[0])}
+        self._behind = {key: fact for key, fact in self._behind.items() if not any(_may_share(written, one) for one in fact[:2])}
 
     def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         number = _MADE[name] if name in _MADE else self.filled_with(args[0]) if name in _KEEPING and args else None
@@ -145,6 +156,13 @@ class Known(TorchFunctionMode):
         if isinstance(max, int):
             ends = [builtins.min(end, max) for end in ends]
         return Span(ends[0], ends[1])
+
+    def _longest(self, size: Any) -> Any:
+        """A size with the most in the place of what is counted from the position: ones over all that may be cached hide none of it."""
+        if isinstance(size, tuple | list):
+            return type(size)(self._longest(one) for one in size)
+        counted = isinstance(size, Tensor) and (begins := self._begins(size)) is not None and begins[0] is not size
+        return self._fact(size).high if counted else size  # type: ignore[union-attr]
 
     def _fixed(self, index: Any) -> Any:
         """An index with the number in the place of every tensor that can only be that one."""
