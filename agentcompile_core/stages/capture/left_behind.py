@@ -43,13 +43,14 @@ def as_it_was(model: nn.Module) -> Iterator[list[str]]:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Random generators, buffers and attributes are afterwards what they were; of containers what lies in them directly.
+    """Random generators, buffers, attributes and parts are afterwards what they were; of containers what lies in them directly.
 
     Attributes are the same objects again, and tensors among them hold what they held. Python's and numpy's generators count, too.
     """
     parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]  # whose attributes lie in C++
-    before = [(part, _attributes(part), dict(part._buffers)) for part in parts]
-    held = {id(value): (value, _content(value)) for _, attributes, buffers in before for value in (*attributes.values(), *buffers.values())}
+    before = [(part, _attributes(part), dict(part._buffers), dict(part._modules)) for part in parts]
+    held = {id(value): (value, _content(value))
+            for _, attributes, buffers, _ in before for value in (*attributes.values(), *buffers.values())}
     drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
     with forked_rng({t.device for t in module.parameters()}):
         try:
@@ -57,12 +58,14 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
         finally:
             random.setstate(drawn)
             numpy.random.set_state(drawn_by_numpy)
-            for part, attributes, buffers in before:
+            for part, attributes, buffers, inner in before:
                 for name in _attributes(part).keys() - attributes.keys():
                     del vars(part)[name]
                 vars(part).update(attributes)
                 part._buffers.clear()
                 part._buffers.update(buffers)
+                part._modules.clear()
+                part._modules.update(inner)
             for value, content in held.values():
                 _refill(value, content)
 
