@@ -5,6 +5,7 @@ from typing import Any
 _MLA = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}
 _ENCODER: dict[str, Any] = {"is_decoder": True, "pad_token_id": 0}
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+_THREE_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 _INKLING = {"unpadded_vocab_size": 128, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "d_rel": 4, "rel_extent": 8,
             "n_layers_per_attn_res_block": 1}
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -50,8 +51,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
                        "num_mtp_layers": 0},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
              "ffn_config": {"ffn_hidden_size": 48, "moe_top_k": 2}},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"], "rope_parameters": dict.fromkeys(
-        ("sliding_attention", "full_attention"), {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]})},
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"],
+                            "rope_parameters": {"sliding_attention": _THREE_AXES, "full_attention": _THREE_AXES}},
     "dory": {"num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1,
              "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
     "inkling2_text": {**_INKLING, "layer_types": ["hybrid_sliding", "hybrid"]},

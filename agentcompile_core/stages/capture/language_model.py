@@ -24,7 +24,7 @@ from .deep import Deep
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
 from .export import NOTHING, evaluating, export_decode, export_prefill, quiet
-from .filled import join_parts
+from .filled import join_parts, write_once
 from .functional import check_writes, without_writes
 from .importer import import_program
 from .left_behind import as_it_was, undisturbed
@@ -237,7 +237,7 @@ def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing, held: 
         graph = collapse_attention(graph, kv, buffers_of(model))
     elif tracing is Tracing.DERIVED:
         graph = cache_what_is_read(graph)
-    return check_kept(check_states(check_writes(normalize(graph)), held), held, kv)
+    return check_kept(check_states(check_writes(normalize(write_once(graph))), held), held, kv)
 
 
 def kv_spec(model: nn.Module, workload: Workload, held: Held = NOTHING) -> KVSpec:

@@ -17,7 +17,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAtten
 
 from ...ir.graph import STATE_PREFIX, DType, Graph, KVSpec, TensorSpec
 from ...ops.aliasing import memory_roots
-from ...ops.names import ATTENTION
+from ...ops.operator_names import ATTENTION
 from ...ops.schema import named
 from .describe import text_config
 from .unsupported import Unasked, Unsupported
