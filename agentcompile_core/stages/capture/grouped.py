@@ -193,9 +193,9 @@ class Grouped(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if self.loops:
+        if self.loops and args:
             return self._in_turn(self.loops[-1], func, name, args, kwargs)
-        if name not in self._WATCHED:
+        if name not in self._WATCHED or not args:
             return func(*args, **kwargs)
         if name == "tolist" and _is_unknown(args[0]) and args[0].dim() == 1 and not args[0].is_floating_point():
             return [Count(args[0], index) for index in range(args[0].shape[0])]
@@ -230,7 +230,7 @@ class Grouped(TorchFunctionMode):
         return Hits(masks[-1][1], chosen.shape[0], self) if masks and _is_unknown(chosen) else None  # type: ignore[arg-type]
 
     def _in_turn(self, loop: Hits, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name == "__getitem__" and isinstance(args[1], int) and args[1] == loop.turn and isinstance(args[0], Tensor):
+        if name == "__getitem__" and isinstance(args[1], int) and args[1] is not True and args[1] == loop.turn:
             return Own(args[0], False, loop)
         if name == "where" and len(args) == 1 and isinstance(args[0], Own):
             if self._masks.get(id(args[0].stack), (None, None))[1] is not loop.choices:

@@ -27,7 +27,7 @@ from .export import NOTHING, evaluating, export_decode, export_prefill, quiet
 from .filled import join_parts, write_once
 from .functional import check_writes, without_writes
 from .importer import import_program
-from .left_behind import as_it_was, undisturbed
+from .left_behind import as_it_was
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
@@ -55,7 +55,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     notes: tuple[str, ...] = ()
     left: list[str] = []
     try:
-        with as_captured(), uncollected(), undisturbed(model), as_it_was(model) as left:
+        with as_captured(), uncollected(), as_it_was(model) as left:
             kv, graphs, held = _held_and_captured(model, workload)
         graphs = rows_where_read(graphs)
         frequencies = frequencies_of(model, graphs)
