@@ -50,7 +50,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, index = self.router(x).softmax(-1).topk(self.slots)
-        mask = F.one_hot(index, num_classes=self.router.out_features).permute(2, 1, 0)
+        mask = F.one_hot(index, num_classes=self.router.out_features + (self.change == "room")).permute(2, 1, 0)
         total = torch.zeros_like(x)
         for expert in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
             number = int(expert.item())
@@ -90,6 +90,15 @@ def test_a_loop_over_experts(monkeypatch: pytest.MonkeyPatch, experts: int, idle
     run = traced(module, x)
     for given in (x, torch.randn(rows, 8)):
         torch.testing.assert_close(run(given), module(given), rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_with_room_for_an_expert_that_is_none() -> None:
+    """DBRX has one more column than experts: every row still reads its own experts' matrices at once."""
+    module, x = Mixture(4, 0, 2, "room"), torch.randn(3, 8)
+    run = traced(module, x)
+    torch.testing.assert_close(run(x), module(x), rtol=1e-5, atol=1e-5)
+    calls = [node for node in run.graph.nodes if "expert_linear" in str(node.target)]
+    assert [tuple(node.meta["val"].shape) for node in calls] == [(3, 2, 16), (3, 2, 8)]
 
 
 @pytest.mark.parametrize("change", ["assigned", "by slot", "every other idle", "in place"])

@@ -47,6 +47,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 16), "feed_forward_size": 48,
                  "attn_layers": ["local", "lsh"], "attention_head_size": 8, "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8,
                  "num_buckets": 4, "hash_seed": 1},
+    "big_bird": {**_ENCODER, "attention_type": "original_full"},  # as decoders have it
     "bailing_hybrid": {**_MLA, **_HYBRID, "mlp_layer_types": ["dense", "sparse"], "num_local_experts": 4, "n_group": 1, "topk_group": 1,
                        "num_mtp_layers": 0},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
@@ -70,7 +71,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 2, "mamba_dt_rank": 4,
               "attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4, "mamba_d_state": 8},
     **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "bert",
-                     "bert-generation", "electra", "ernie", "megatron-bert", "roformer", "big_bird", "rembert", "roc_bert"), _ENCODER),
+                     "bert-generation", "electra", "ernie", "megatron-bert", "roformer", "rembert", "roc_bert"), _ENCODER),
 }
 TYPES = tuple("""
     apertus arcee axk1 bamba bart bert bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5

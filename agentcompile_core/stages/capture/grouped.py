@@ -181,11 +181,12 @@ class Grouped(TorchFunctionMode):
     """Watches calls of torch while it is entered."""
 
     _WATCHED: ClassVar[frozenset[str]] = frozenset({
-        "one_hot", "permute", "nonzero", "unbind", "item", "tolist", "split", "cat", "__getitem__", *_PRODUCTS})
+        "topk", "one_hot", "permute", "nonzero", "unbind", "item", "tolist", "split", "cat", "__getitem__", *_PRODUCTS})
 
     def __init__(self) -> None:
         super().__init__()
         self.loops: list[Hits] = []
+        self._bounds: dict[int, tuple[Tensor, int]] = {}  # of indices: what they are below
         self._masks: dict[int, tuple[Tensor, Choices | Tensor]] = {}  # of one-hot masks [T, S, E], or of these turned [E, S, T]
         self._numbers: dict[int, tuple[Tensor, Count]] = {}  # of an element of a tensor of counts
         self._single: dict[int, tuple[Tensor, Tensor, int]] = {}  # of one of several matrices: all of them, and which
@@ -210,11 +211,14 @@ class Grouped(TorchFunctionMode):
         if name == "cat" and any(isinstance(part, Part) for part in args[0]):
             return self._join(*args, **kwargs)
         result = func(*args, **kwargs)
-        self._learn(name, args, result)
+        self._learn(name, args, kwargs, result)
         return result
 
-    def _learn(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        if name == "one_hot" and args[0].dim() == 2:
+    def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if name == "topk":
+            axis = kwargs.get("dim", args[2] if len(args) > 2 else -1)
+            self._bounds[id(result[1])] = (result[1], args[0].shape[axis])
+        elif name == "one_hot" and args[0].dim() == 2:
             self._masks[id(result)] = (result, args[0])
         elif name == "permute" and id(args[0]) in self._masks and args[1:] in ((2, 1, 0), ((2, 1, 0),)):
             self._masks[id(result)] = (result, Choices.of(self._masks[id(args[0])][1]))  # type: ignore[arg-type]
@@ -227,7 +231,12 @@ class Grouped(TorchFunctionMode):
 
     def _hits(self, chosen: Tensor) -> Hits | None:
         masks = [(mask, what) for mask, what in self._masks.values() if isinstance(what, Choices) and chosen.shape == mask.shape[:1]]
-        return Hits(masks[-1][1], chosen.shape[0], self) if masks and _is_unknown(chosen) else None  # type: ignore[arg-type]
+        if not masks or not _is_unknown(chosen):
+            return None
+        choices = masks[-1][1]
+        assert isinstance(choices, Choices)
+        _, below = self._bounds.get(id(choices.index), (choices.index, chosen.shape[0]))  # a mask may have room for an expert that is none
+        return Hits(choices, min(below, chosen.shape[0]), self)
 
     def _in_turn(self, loop: Hits, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "__getitem__" and isinstance(args[1], int) and args[1] is not True and args[1] == loop.turn:
