@@ -279,7 +279,9 @@ class Grouped(TorchFunctionMode):
         if key not in self._multiplied:
             ends, numbers = part.counts.cumsum(0), torch.arange(part.rows.shape[0], device=part.rows.device)
             experts = (numbers[:, None] >= ends[None, :]).sum(dim=1)
-            products = _products(part.rows[:, None], stack, experts[:, None], transposed=False).squeeze(1)
+            # The choices of one token are of different experts, and its layer is read as one; those of several may be of the same.
+            axis = 0 if any(chosen.shape == (1, len(experts)) for chosen, _ in self._bounds.values()) else 1
+            products = _products(part.rows.unsqueeze(axis), stack, experts.unsqueeze(axis), transposed=False).squeeze(axis)
             self._multiplied[key] = (part.rows, stack, products)
         return evolve(part, rows=self._multiplied[key][2])
 
