@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 
 from .attention import PassThroughCache
 from .describe import text_config
-from .left_behind import undisturbed
+from .left_behind import ParametersKept, undisturbed
 from .states import OWN, Held, StateSpec, cache_keyword, kept_by, spec_of_state
 from .unsupported import Unsupported
 
@@ -64,12 +64,12 @@ def with_own_states(model: nn.Module, held: Held) -> Held:
     """``held`` with what the model keeps for itself, found by running three tokens; ``held`` itself where that is nothing.
 
     Raises:
-        Unsupported: it counts, or what it keeps grows. Whatever the model raises is raised, too.
+        Unsupported: it counts, or what it keeps grows, or it writes to its parameters. Whatever the model raises is raised, too.
     """
     keyword, device = cache_keyword(model), next(model.parameters()).device
     counts = "position_ids" in inspect.signature(model.forward).parameters
     seen = []
-    with undisturbed(model), torch.no_grad():
+    with undisturbed(model), ParametersKept(model), torch.no_grad():
         cache = begun(model, torch.zeros(1, 1, dtype=torch.int64, device=device))
         for at, count in ((0, 2), (2, 1)):
             ids = torch.zeros(1, count, dtype=torch.int64, device=device)
