@@ -22,6 +22,7 @@ from agentcompile_core.ops import operators
 from agentcompile_core.stages.capture import mask_pattern
 from agentcompile_core.stages.capture.attention import (
     CausalMask,
+    DifferentCalls,
     DifferentHeads,
     PassThroughCache,
     Recorder,
@@ -55,6 +56,15 @@ def test_each_layer_attends_once() -> None:
         seen.finish()
     attend(seen, layer=1)
     seen.finish()
+
+
+def test_layers_that_attend_more_often_than_a_configuration_says_are_counted() -> None:
+    seen = recorder()
+    for layer in (0, 3, 1, 2):
+        attend(seen, layer=layer)
+    with pytest.raises(DifferentCalls) as raised:
+        seen.finish()
+    assert raised.value.calls == 4
 
 
 @pytest.mark.parametrize("keywords", [{"position_bias": torch.zeros(1)}, {"alibi": 1}, {"dropout": 0.1}, {"is_causal": False}])
@@ -239,3 +249,11 @@ def test_padding_mask_refuses() -> None:
     mask = mask_interface(kv_length=32, mask_function=causal_mask_function, attention_mask=torch.ones(1, 32))
     with pytest.raises(Unsupported, match="padding mask"):
         attend(recorder(), mask=mask)
+
+
+def test_what_a_stand_in_has_not_may_be_asked_for_and_refuses_where_it_is_used() -> None:
+    mask, layer = CausalMask(), PassThroughCache(recorder()).layers[0]
+    for one, name in ((mask, "dtype"), (layer, "store_compression_weights")):
+        assert not hasattr(one, name) and getattr(one, name, 7) == 7
+        with pytest.raises(Unsupported, match=name):
+            getattr(one, name)

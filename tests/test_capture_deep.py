@@ -24,7 +24,7 @@ ALL = {**CAPTURED, **EXPERTS, **WITHOUT_ITS_HELP}
 COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
 DEEP = 4
 # What these call cannot be told without a trace, or all their layers differ in a number.
-WHOLE = {"opt", "falcon", "gpt_neo", "phimoe", "diffllama"}
+WHOLE = {"falcon", "gpt_neo", "phimoe", "diffllama"}
 KINDS = ["sliding_attention", "full_attention"]
 SHORT: dict[str, Any] = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
                          "max_position_embeddings": 64, "block_auto_adjust_ff_dim": False, **TOKENS}

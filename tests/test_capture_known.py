@@ -48,6 +48,29 @@ def test_what_a_span_decides_holds_for_every_position(
         assert {judged(at) for at in range(10)} == {found}
 
 
+@settings(max_examples=40, deadline=None)
+@given(position=st.integers(0, 9), before=st.integers(0, 3), more=st.integers(0, 5), dtype=st.sampled_from((torch.int64, torch.float32)))
+def test_numbers_from_a_position_on_are_counted_without_asking_for_it(position: int, before: int, more: int, dtype: torch.dtype) -> None:
+    """TrOCR, MVP and RoFormer make their positions as such a range, of which a trace must know only how long it is."""
+    counts: list[Any] = []
+
+    class Counted(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counts.extend(args if func is torch.arange else ())
+            return func(*args, **(kwargs or {}))
+
+    with Counted(), Known() as about:
+        first = about.lies_in(torch.tensor(position), 0, 9) - before + 1
+        found = torch.arange(first, 2 + first + more - 1, dtype=dtype)
+        other = about.lies_in(torch.tensor(position), 0, 9) * 2
+    assert counts == [more + 1]
+    assert torch.equal(found, torch.arange(position - before + 1, position - before + 2 + more, dtype=dtype)) and found.dtype is dtype
+    wanted = torch.arange(position - before + 1, 2 * position + 20)
+    with Counted(), about:
+        assert torch.equal(torch.arange(first, other + 20), wanted)
+    assert isinstance(counts[-1], torch.Tensor)  # how far that is depends on the position
+
+
 def test_an_index_that_can_be_one_number_only_is_that_number() -> None:
     with Known() as about:
         zero = about.lies_in(torch.tensor(7), 0, 9).clamp(max=0)
@@ -86,6 +109,25 @@ def test_a_mask_that_was_written_is_not_known(write: Callable[[torch.Tensor], An
         mask = torch.ones(2, 3)
         write(mask)
         assert not about.is_ones(mask)
+
+
+def test_a_write_says_nothing_of_what_lies_elsewhere_and_all_of_what_lies_there() -> None:
+    """RemBERT adds up embeddings in place, of the type of its mask; and a write by another type is one, too."""
+    with Known() as about:
+        mask, other = torch.ones(2, 3), torch.ones(2, 3)
+        part = mask[:, 1:]
+        other += 1
+        assert about.is_ones(mask) and about.is_ones(part)
+        mask.view(torch.int32).zero_()
+        assert not about.is_ones(mask) and not about.is_ones(part)
+
+
+def test_ones_of_as_many_tokens_as_there_are_hide_none_of_those_that_there_may_be() -> None:
+    """RemBERT and MegatronBERT make such a mask, whose length a trace does not know."""
+    with Known() as about:
+        mask = torch.ones((1, 1 + about.lies_in(torch.tensor(3), 0, 9)))
+        assert mask.shape == (1, 10) and about.is_ones(mask)
+        assert torch.zeros((1, 1 + about.lies_in(torch.tensor(3), 0, 9))).shape == (1, 4)
 
 
 def test_a_number_that_was_written_is_not_known() -> None:

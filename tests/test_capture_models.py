@@ -62,6 +62,19 @@ WITHOUT_ITS_HELP: dict[str, dict[str, Any]] = {  # of the model: it takes no pos
             "max_position_embeddings": 20, "word_embed_proj_dim": 32, **TOKENS},
     "bart": {"vocab_size": 128, "d_model": 32, "encoder_layers": 3, "decoder_layers": 2, "decoder_attention_heads": 4,
              "decoder_ffn_dim": 48, "max_position_embeddings": 20, **TOKENS, "pad_token_id": 0},
+    # or count from there to the end of what they read, some for attention of their own
+    "roformer": {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "max_position_embeddings": 64, "is_decoder": True, **TOKENS, "pad_token_id": 0},
+    "trocr": {"vocab_size": 128, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+              "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
+    "mvp": {"vocab_size": 128, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 48, "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
+    # or make a mask of as many ones; or say that their attention is not causal, beside a mask that is
+    "rembert": {"vocab_size": 128, "hidden_size": 32, "input_embedding_size": 16, "output_embedding_size": 24, "intermediate_size": 48,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64, "is_decoder": True, **TOKENS,
+                "pad_token_id": 0},
+    "bigbird_pegasus": {"vocab_size": 128, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
+                        "decoder_ffn_dim": 48, "max_position_embeddings": 64, **TOKENS, "pad_token_id": 0},
     # and these compute attention themselves
     "gptj": {**GPT, "rotary_dim": 8},
     "codegen": {**GPT, "rotary_dim": 4},
@@ -83,7 +96,8 @@ REFUSED = {
     "xlnet": ({"vocab_size": 128, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, **TOKENS}, "takes no past_key_values"),
     "rwkv": ({"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 48, **TOKENS},
              "takes no past_key_values"),
-    "minimax": ({**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}, "uses cache of its own"),
+    "doge": ({**SIZES, "keep_window_size": 8}, "makes an attention mask of its own"),
+    "moshi": ({**without("intermediate_size"), "ffn_dim": 48, "sliding_window": 16}, "keeps the last 16 positions"),
 }
 
 
@@ -99,6 +113,15 @@ def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
     # The device's own history agrees with what was seen step by step, and nothing else was written.
     assert env["session.history"][11:19].tolist() == want and int(env["session.position"]) == 18
     assert bool((env["session.history"][19:] == -1).all())
+
+
+def test_layers_that_run_several_times_have_k_and_v_of_each_time() -> None:
+    """Dory's inner layers run in loops: its configuration says 4 layers, and its cache gets more of them."""
+    model = tiny("dory", {**SIZES, "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 3,
+                          "sliding_window": 5})
+    graphs = capture_language_model(model, "dory", WORKLOAD).verify()
+    assert graphs.kv is not None and graphs.kv.layers == 1 + 3 * 2 + 1
+    assert generate(model, graphs, PROMPT, 8)[0] == greedy(model, PROMPT, 8)[0]
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

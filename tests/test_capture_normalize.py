@@ -1,6 +1,7 @@
 """Each pass keeps results bitwise, finds what it should, and leaves alone what only looks like it."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -179,6 +180,35 @@ def test_noise_is_dropped_but_copies_that_are_written_stay() -> None:
     x = torch.randn(2, 4)
     graph = normalize(forward_graph(Written(), x))
     assert torch.equal(run(graph, Written(), x), x + 2 * x)
+
+
+@pytest.mark.parametrize("copy", [
+    lambda t: t.clone(), lambda t: torch.cat([t, t[:0]]), lambda t: t * 1.0, lambda t: nn.functional.pad(t, (0, 0)),
+    lambda t: t.masked_fill(torch.zeros(3, dtype=torch.bool), 9.0),
+], ids=["clone", "cat", "mul", "pad", "masked_fill"])
+@pytest.mark.parametrize("when", ["read behind the write", "read before it", "written itself"])
+def test_a_copy_of_what_is_written_later_is_what_it_was(copy: Callable[[Tensor], Tensor], when: str) -> None:
+    """ZAYA keeps values of the last token: a step reads the old ones behind its write, by a copy that a concatenation with nothing made."""
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = nn.Buffer(torch.arange(3.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = copy(self.seen.view(3))
+            if when == "read before it":
+                before = before + x
+            if when == "written itself":
+                before.add_(1)
+            else:
+                self.seen.copy_(x)
+            return before.exp() if when == "read before it" else before.exp() + self.seen
+
+    module, x = Kept(), torch.randn(3)
+    graph = normalize(forward_graph(module, x))
+    if when == "read before it":
+        assert [node.op.split(".")[1] for node in graph.nodes] == ["add", "copy_", "exp"]  # nothing is left of the copy
+    assert torch.equal(run(graph, Kept(), x), Kept()(x))
 
 
 def test_dead_code_goes_and_effects_stay() -> None:

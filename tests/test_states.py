@@ -35,7 +35,7 @@ from agentcompile_core.stages import analyze, plan
 from agentcompile_core.stages.capture import language_model, recurrences
 from agentcompile_core.stages.capture.comparison import difference
 from agentcompile_core.stages.capture.language_model import capture_language_model
-from agentcompile_core.stages.capture.left_behind import as_it_was
+from agentcompile_core.stages.capture.left_behind import as_it_was, undisturbed
 from agentcompile_core.stages.capture.states import Held, StateSpec, check_states
 from agentcompile_core.stages.capture.unsupported import Unsupported
 from agentcompile_core.store import Store
@@ -267,6 +267,20 @@ def test_attributes_that_a_trace_leaves_behind_are_named_and_taken_back() -> Non
         raise ZeroDivisionError
     assert left == ["0.state", "0.table", "1.new"]
     assert model[0].state is None and model[0].table is table and not hasattr(model[1], "new") and model[0].weight is weight
+
+
+def test_parts_that_a_forward_replaces_are_put_back() -> None:
+    """BigBird exchanges its attention where a prompt is short; so does a trace of it."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    first, second = model
+    with undisturbed(model):
+        model[0], model[1].more = nn.Linear(3, 3), nn.ReLU()
+    assert list(model) == [first, second] and not list(second.children())
+    big = tiny("big_bird", {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+                            "max_position_embeddings": 64, "is_decoder": True, **TOKENS, "pad_token_id": 0})
+    parts = {path: id(part) for path, part in big.named_modules()}
+    capture_language_model(big, "big_bird", workload())
+    assert {path: id(part) for path, part in big.named_modules()} == parts and big.bert.attention_type == "block_sparse"
 
 
 @settings(max_examples=60, derandomize=True, database=None, deadline=None)

@@ -84,14 +84,15 @@ def _model(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]
         original = models.tiny(model_type, special).to(bench.device)
         wanted = original.generate(prompt, max_new_tokens=NEW_TOKENS, attention_mask=torch.ones_like(prompt), pad_token_id=0, **options)
         with torch.inference_mode():
-            logits = original(random).logits[0]
+            logits = original(random, **_positions(original, random)).logits[0]
     except Exception as exc:
         raise NoReferenceError(f"HuggingFace's own model cannot be made or does not generate: {exc}") from exc
     mine = bench.compiled(models.tiny(model_type, special), max_context=CONTEXT)
     found = mine.generate(prompt, NEW_TOKENS, attention_mask=torch.ones_like(prompt), **options)
     is_captured = bool(mine.graphs.graphs)
     with torch.inference_mode():
-        forced = mine.session.teacher_forced(random) if is_captured else mine.loaded.module(random).logits[0]
+        own = mine.loaded.module
+        forced = mine.session.teacher_forced(random) if is_captured else own(random, **_positions(own, random)).logits[0]
     why = judging.results_differ(forced, logits, "logits")
     if why and is_captured:  # a model's own steps may be off its whole: Nemotron-H's by 3e-4, and ours equal these
         why = judging.results_differ(forced, _by_steps(original, random), "logits")
@@ -101,14 +102,20 @@ def _model(model_type: str, bench: Bench, launches: Launches) -> tuple[str, Row]
                  "distinct_tokens": len(set(wanted[0, len(PROMPT):].tolist()))}
 
 
+def _positions(model: Any, tokens: torch.Tensor, first: int = 0) -> Row:
+    """The positions of ``tokens`` [1, n] as generation gives them to ``model``: some count otherwise by themselves (RoBERTa)."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    return {"position_ids": torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]}
+
+
 def _by_steps(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [n, vocabulary] behind each of ``tokens`` [1, n], by HuggingFace's own steps."""
-    takes, rows, keyword = inspect.signature(model.forward).parameters, [], cache_keyword(model)
+    rows, keyword = [], cache_keyword(model)
     cache: Any = None
     with torch.inference_mode():
         for at, token in enumerate(tokens.split(1, dim=1)):
-            positions = {"position_ids": torch.full_like(token, at)} if "position_ids" in takes else {}
-            answer = model(input_ids=token, use_cache=True, **{keyword: cache}, **positions)
+            answer = model(input_ids=token, use_cache=True, **{keyword: cache}, **_positions(model, token, at))
             cache = getattr(answer, keyword)
             rows.append(answer.logits[0, -1])
     return torch.stack(rows)

@@ -6,7 +6,7 @@ The cache hands new K and V through, since the operator owns the append. Everyth
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from attrs import define, field, frozen
@@ -20,6 +20,7 @@ from ...ops import operators as operators
 from .known import known
 from .mask_pattern import Pattern, pattern_of
 from .states import Held, Window, cache_layers
+from .unsupported import Unasked
 from .unsupported import Unsupported as Unsupported
 
 IMPLEMENTATION = "agentcompile"
@@ -93,6 +94,9 @@ class CausalMask:
             raise Unsupported("it computes attention itself, in chunks")
         return torch.ops.agentcompile.masked.default(scores, self.window)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unasked(f"it makes an attention mask of its own from a causal one ({name!r})")
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """What is called with the mask: it may be added to scores, or hide them."""
@@ -154,6 +158,8 @@ class Recorder:
 
     def cached(self, layer: int, key: Tensor, value: Tensor) -> None:
         """A layer caches such K and V [1, KV, T, D]: whether its caches have room for them is said at the end, of all layers at once."""
+        if layer >= len(self.keys):
+            return
         kept = (self.keys[layer], self.values[layer])
         if any((new.shape[1], new.shape[3]) != tuple(cache.shape[2:]) for new, cache in zip((key, value), kept, strict=True)):
             self.different[layer] = LayerHeads(layer=layer, kv_heads=key.shape[1], head_dim=key.shape[3], value_dim=value.shape[3])
@@ -166,8 +172,9 @@ class Recorder:
         """
         for window in self.windows:
             window.write()
-        if self.tracing is Tracing.DERIVED and len(self.attended) != len(self.keys):
-            raise DifferentCalls(len(self.attended))
+        calls = len(self.attended)
+        if calls != len(self.keys) and (self.tracing is Tracing.DERIVED or max(self.attended, default=0) >= len(self.keys)):
+            raise DifferentCalls(calls)
         if self.different:
             raise DifferentHeads(self.different.values())
         if self.tracing is not Tracing.PLAIN:
@@ -213,6 +220,8 @@ class PassThroughCache(Cache):
             return mark(key_states, layer_idx, False, tokens), mark(value_states, layer_idx, True, tokens)
         layer_idx = self.recorder.held.slot(layer_idx, len(self.recorder.keys))
         if self.recorder.tracing is Tracing.OWN:
+            if layer_idx >= len(self.recorder.keys):
+                raise Unsupported(f"layer {layer_idx} caches K and V, but its configuration says {len(self.recorder.keys)} layers")
             self.recorder.cached(layer_idx, key_states, value_states)
             mark, length = torch.ops.agentcompile.cached.default, self.recorder.capacity
             return mark(key_states, layer_idx, False, length), mark(value_states, layer_idx, True, length)
@@ -275,10 +284,13 @@ def attention_function(
     for name, given in keywords.items():
         if name not in _SILENT | _UNDERSTOOD and given is not None and given is not False:
             raise Unsupported(f"its attention takes {name!r}, which is not understood")
-    if keywords.get("dropout") or keywords.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+    # Where there is a mask, the mask says what is seen.
+    sees_all = attention_mask is None and (keywords.get("is_causal") is False or getattr(module, "is_causal", True) is False)
+    if keywords.get("dropout") or sees_all:
         raise Unsupported("its attention is not causal or drops out")
     layer = _layer_of(recorder, key, value)
-    keys, values = recorder.keys[layer], recorder.values[layer]
+    own = min(layer, len(recorder.keys) - 1)  # of too many layers the count is told at the end
+    keys, values = recorder.keys[own], recorder.values[own]
     if key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3] or query.shape[1] % key.shape[1]:
         raise Unsupported(f"its attention has Q {tuple(query.shape)}, K {tuple(key.shape)} and V {tuple(value.shape)}")
     recorder.cached(layer, key, value)
@@ -298,7 +310,7 @@ def attention_function(
 def _layer_of(recorder: Recorder, key: Tensor, value: Tensor) -> int:
     if recorder.tracing is Tracing.DERIVED:
         recorder.attended.append(len(recorder.attended))
-        return min(recorder.attended[-1], len(recorder.keys) - 1)  # of too many calls the count is told at the end
+        return recorder.attended[-1]
     for layer, (cached_key, cached_value) in recorder.pending.items():
         if cached_key is key and cached_value is value:
             del recorder.pending[layer]

@@ -231,8 +231,8 @@ def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model:
 
 
 def recurs(graphs: GraphSet) -> bool:
-    """Whether the graphs hold a state of a recurrence."""
-    return any(name.startswith(f"{STATE_PREFIX}recurrent.") for name in graphs.states)
+    """Whether the graphs hold a state of a recurrence, or what may be one."""
+    return any(not name.startswith(f"{STATE_PREFIX}conv.") for name in graphs.states)
 
 
 def _exact(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

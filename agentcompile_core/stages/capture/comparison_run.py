@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -14,6 +15,7 @@ from ...ops.dtypes import torch_dtype
 from ...ops.interpreter import Prepared, compile_nodes
 from ...ops.recurrence import padding_skipped
 from .chunk_sizes import chunk_name
+from .own_states import begun
 from .states import cache_keyword
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -87,17 +89,20 @@ def prompt_rows(model: nn.Module, trials: Sequence[Trial]) -> dict[int, Tensor]:
 
 def reference(model: nn.Module, trial: Trial) -> list[Tensor]:
     """Logits [vocabulary] after each part of the trial, by the model's own forward and cache."""
-    keyword, rows, cache = cache_keyword(model), [], None
+    keyword, rows = cache_keyword(model), []
+    cache: Any = None
     ends = [trial.first - 1, trial.first + trial.second - 1][: 2 if trial.second else 1]
     prompt, *steps = trial.tokens.split([ends[-1] + 1, *[1] * trial.steps], dim=1)
-    at, counts = 0, (trial.at_once or trial.offset) and "position_ids" in inspect.signature(model.forward).parameters
+    at, counts = 0, "position_ids" in inspect.signature(model.forward).parameters
     behind = ends[-1] + 1
+    if trial.at_once:
+        cache = begun(model, trial.tokens[:, :1])
     for part in (prompt, *steps) if trial.at_once else _parts(trial):
-        # Who generates says where a part begins; not every model with states asks its cache.
+        # Who generates says where a part begins; not every model asks its cache, or counts from zero as generation does (RoBERTa).
         ahead = trial.offset if at >= behind else 0
         positions = {"position_ids": torch.arange(at + ahead, at + ahead + part.shape[1], device=trial.device)[None]} if counts else {}
         answer = model(input_ids=part, use_cache=True, **{keyword: cache}, **positions)
-        cache, at = getattr(answer, keyword), at + part.shape[1]
+        cache, at = getattr(answer, keyword, cache), at + part.shape[1]
         rows += [answer.logits[0, end] for end in (ends if part is prompt else [-1])]
     return rows
 

@@ -38,7 +38,7 @@ def continue_states(graph: Graph, held: Held) -> Graph:
 
 def takes_padding(graph: Graph, held: Held) -> bool:
     """Whether the chunk ``graph`` leaves its recurrent states alone behind its tokens: each is made by an operator that is told of them."""
-    made = [_recurrence_of(graph, state) for state in held.states if state.part == "recurrent"]
+    made = [_recurrence_of(graph, state) for state in held.states if state.part != "conv"]
     return all(node is not None and argument_of(node, "valid") is not None for node in made)
 
 

@@ -20,8 +20,10 @@ from ...ops.dtypes import torch_dtype
 from ...runtime import calls
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
 from .experts import semantic_experts
+from .grouped import Grouped
 from .known import knowing
 from .left_behind import undisturbed
+from .own_states import OwnStates
 from .reached import Call, calls_of
 from .recurrences import semantic_recurrences
 from .rotary import semantic_rotary
@@ -68,12 +70,16 @@ class _Step(nn.Module):
         keywords: dict[str, Any] = {"position_ids": positions.unsqueeze(0)} if "position_ids" in parameters else {}
         if row is not None and "logits_to_keep" in parameters:
             keywords["logits_to_keep"] = row
-        cache = PassThroughCache(recorder)
-        with recording(recorder), knowing(), _one_row(self.model, None if "logits_to_keep" in keywords else row):
+        own = OwnStates(self.model, self.held, recorder.states)
+        cache = own.cache(PassThroughCache(recorder))
+        hidden = None if "logits_to_keep" in keywords else row
+        with own.installed(), recording(recorder), knowing(), Grouped(), _one_row(self.model, hidden):
             if self.tracing is Tracing.OWN and "attention_mask" in parameters:  # of all positions: a bias may be made from it
                 keywords["attention_mask"] = torch.ones(1, recorder.capacity, dtype=torch.int64, device=ids.device)
-            logits = self.model(input_ids=ids, use_cache=True, **{keyword: cache}, **keywords).logits
+            answer = self.model(input_ids=ids, use_cache=True, **{keyword: cache}, **keywords)
+            own.write(getattr(answer, keyword, cache))
         recorder.finish()
+        logits: Tensor = answer.logits
         return logits
 
 

@@ -1,12 +1,12 @@
-"""Tensors that are made empty and filled part by part become concatenations, which rules and checks can read."""
+"""Tensors that are filled part by part, as rules and checks can read them: new ones become concatenations, states are written once."""
 
 from attrs import evolve
 
-from ...ir.graph import Graph, Node, Ref
+from ...ir.graph import STATE_PREFIX, Graph, Node, Ref, Value, ValueKind
 from ...ops.operator_names import COPY
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical
-from .rewrite import View, rebuild
+from .rewrite import View, beside, eliminate_dead_code, rebuild
 
 _EMPTY = ("aten.new_empty.default", "aten.empty.memory_format", "aten.empty_like.default")
 
@@ -55,6 +55,55 @@ def _copies(view: View, empty: Node) -> list[tuple[Node, Node]]:
     undisturbed = all(not node.mutates or _place(graph, node) in places for node in between)
     later = all(_place(graph, reader) > max(places) for reader in readers)
     return [(write, part) for _, _, write, part in found] if undisturbed and later else []
+
+
+def write_once(graph: Graph) -> Graph:
+    """``graph`` in which a state that is written part by part is written as a whole (Zamba's heads, one after the other).
+
+    Before: ``a = select(s, 1, 0); copy_(a, x); b = select(s, 1, 1); copy_(b, y)``, each part read before its own write only.
+    After: ``copy_(s, stack([x, y], 1))`` in the place of the last one.
+    """
+    for value in graph.values:
+        if value.kind is ValueKind.STATE and value.source.startswith(STATE_PREFIX) and (writes := _part_writes(graph, value)):
+            graph = _written_once(graph, value, writes)
+    return graph
+
+
+def _part_writes(graph: Graph, state: Value) -> list[Node]:
+    """The writes to the parts of ``state`` along one axis, in their order; none where something else is done with it, or they are one."""
+    parts = graph.users.get(state.name, ())
+    found: dict[int, Node] = {}
+    axes: set[int] = set()
+    for part in parts:
+        axis, index = (argument_of(part, name) if part.op == "aten.select.int" else None for name in ("dim", "index"))
+        if not isinstance(axis, int) or not isinstance(index, int):
+            return []
+        users = graph.users.get(part.outputs[0], ())
+        write = users[-1] if users else part
+        into, given = graph.spec(part.outputs[0]), graph.spec(write.inputs[-1])
+        same = (into.shape, into.dtype) == (given.shape, given.dtype)
+        whole = same and write.op == COPY and isinstance(write.args[1], Ref)
+        alone = sum(part.outputs[0] in user.mutates for user in users) == 1 and not any(out in graph.users for out in write.outputs)
+        rank = len(state.spec.shape)
+        if not whole or not alone or index % state.spec.shape[axis] in found:
+            return []
+        axes.add(axis % rank)
+        found[index % state.spec.shape[axis]] = write
+    tiled = len(axes) == 1 and sorted(found) == list(range(state.spec.shape[next(iter(axes))]))
+    return [found[index] for index in sorted(found)] if tiled and len(found) > 1 else []
+
+
+def _written_once(graph: Graph, state: Value, writes: list[Node]) -> Graph:
+    last = max(writes, key=lambda write: _place(graph, write))
+    axis = argument_of(graph.producer[writes[0].inputs[0]], "dim")
+    stack = f"{last.name}.stacked"
+    joined = beside(last, stack, "aten.stack.default", "cat", (tuple(write.args[1] for write in writes), axis))
+    write = evolve(last, args=(Ref(state.name), Ref(stack), *last.args[2:]), mutates=(state.name,))
+    dropped = {one.name for one in writes}
+    nodes = [made for node in graph.nodes for made in ((joined, write) if node is last else () if node.name in dropped else (node,))]
+    shape = state.spec
+    values = tuple(evolve(value, spec=shape) if value.name in last.outputs else value for value in graph.values)
+    return eliminate_dead_code(rebuild(evolve(graph, values=(*values, Value(name=stack, spec=shape))), nodes))
 
 
 def _only_write(graph: Graph, part: Node) -> Node | None:

@@ -2,7 +2,7 @@
 
 from ...ir.graph import Argument, Graph, Node
 from ...ops.schema import argument as argument_of
-from .rewrite import View, eliminate_dead_code, rebuild, resolve_chain, writes_in_place
+from .rewrite import View, eliminate_dead_code, lasting, rebuild, resolve_chain
 
 _MAKERS = {"zeros_like": 0.0, "zeros": 0.0, "ones_like": 1.0, "ones": 1.0}
 _KEEPING = ("cast", "view", "copy")
@@ -15,18 +15,14 @@ def drop_full_masks(graph: Graph) -> Graph:
     Before: ``masked_fill(x, bitwise_not(to(expand(scatter(zeros_like(g), 1, topk(g, 4)[1], 1)), bool)), -inf)`` of four groups g.
     After: x.
     """
-    if writes_in_place(graph):
-        return graph
     view = View(graph)
-    renamed: dict[str, str] = {}
-    kept: list[Node] = []
+    same: dict[str, str] = {}
     for node in graph.nodes:
-        hides = node.op in ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor") and _filled(view, node.args[1]) != 0.0
-        same = node.op.startswith("aten.masked_fill.") and graph.spec(node.outputs[0]) == graph.spec(node.inputs[0])
-        if same and not hides:
-            renamed[node.outputs[0]] = node.inputs[0]
-        else:
-            kept.append(node)
+        hides = node.op not in ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor") or _filled(view, node.args[1]) != 0.0
+        if not hides and graph.spec(node.outputs[0]) == graph.spec(node.inputs[0]):
+            same[node.outputs[0]] = node.inputs[0]
+    renamed = lasting(graph, same)
+    kept = [node for node in graph.nodes if not renamed.keys() & set(node.outputs)]
     return eliminate_dead_code(rebuild(graph, kept, resolve_chain(renamed))) if renamed else graph
 
 

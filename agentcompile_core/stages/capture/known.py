@@ -36,9 +36,19 @@ def _decided(yes: bool, no: bool) -> bool | None:
     return True if yes else False if no else None
 
 
-def _writes(name: str) -> bool:
+def writes(name: str) -> bool:
     """Whether a call of this name writes its first operand."""
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
+
+
+def _may_share(written: object, other: Tensor) -> bool:
+    """Whether a write to ``written`` may change ``other``."""
+    if not isinstance(written, Tensor):
+        return True
+    try:
+        return bool(written.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # wrappers have no memory of their own
+        return True
 
 
 def _is_meta(device: Any) -> bool:
@@ -51,6 +61,7 @@ class Known(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._facts: dict[int, tuple[Tensor, Span | bool]] = {}  # of a tensor, which is kept: a span, or the truth of a comparison
+        self._behind: dict[int, tuple[Tensor, Tensor, int]] = {}  # of a tensor, which is kept: another, and how much more it is
         self._filled: dict[int, tuple[Tensor, int]] = {}  # of a tensor, which is kept: what each of its elements is
 
     def lies_in(self, number: Tensor, low: int, high: int) -> Tensor:
@@ -72,22 +83,26 @@ class Known(TorchFunctionMode):
             return truth
         if name == "__getitem__" and len(args) == 2:
             args = (args[0], self._fixed(args[1]))
+        if func is torch.arange and len(args) == 2 and (count := self._distance(*args)) is not None:
+            return torch.arange(count, **(kwargs or {})) + args[0]  # as many numbers from any position on
+        if func is torch.ones:
+            args = tuple(self._longest(one) for one in args)
         if func is torch.tensor and isinstance(args[0], int | float) and _is_meta((kwargs or {}).get("device")):
             # A literal without data would be lost; a filled tensor says what it is.
             func, args = torch.full, ((), args[0])
             kwargs = {"dtype": torch.tensor(args[1]).dtype, **(kwargs or {})}
         result = func(*args, **(kwargs or {}))
-        if _writes(name) or (kwargs and "out" in kwargs):
+        if writes(name) or (kwargs and "out" in kwargs):
             self._forget(kwargs["out"] if kwargs and "out" in kwargs else args[0])
         elif isinstance(result, Tensor):
             self._learn(name, args, kwargs or {}, result)
         return result
 
     def _forget(self, written: object) -> None:
-        """What is written may be a view of anything of its type."""
-        dtype = getattr(written, "dtype", None)
-        self._filled = {key: fact for key, fact in self._filled.items() if dtype is not None and fact[0].dtype is not dtype}
-        self._facts = {key: fact for key, fact in self._facts.items() if dtype is not None and fact[0].dtype is not dtype}
+        """What is written may be a view of anything that lies where it does."""
+        self._filled = {key: fact for key, fact in self._filled.items() if not _may_share(written, fact[0])}
+        self._facts = {key: fact for key, fact in self._facts.items() if not _may_share(written, fact[0])}
+        self._behind = {key: fact for key, fact in self._behind.items() if not any(_may_share(written, one) for one in fact[:2])}
 
     def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         number = _MADE[name] if name in _MADE else self.filled_with(args[0]) if name in _KEEPING and args else None
@@ -99,6 +114,25 @@ class Known(TorchFunctionMode):
             fact = self._derived(name.strip("_") if name.strip("_") in _ORDERS else name, args) if len(args) == 2 and not kwargs else None
         if fact is not None:
             self._facts[id(result)] = (result, fact)
+        if _SUMS.get(name) and len(args) == 2 and not kwargs:
+            self._learn_distance(_SUMS[name], *args, result)
+
+    def _learn_distance(self, sign: int, a: Any, b: Any, result: Tensor) -> None:
+        if sign == 1 and isinstance(a, int):
+            a, b = b, a
+        if isinstance(b, int) and (begins := self._begins(a)) is not None:
+            self._behind[id(result)] = (result, begins[0], begins[1] + sign * b)
+
+    def _begins(self, value: object) -> tuple[Tensor, int] | None:
+        """A number of the trace as another one and how much it is more than that."""
+        if not isinstance(value, Tensor) or not isinstance(self._fact(value), Span):
+            return None
+        return self._behind[id(value)][1:] if id(value) in self._behind else (value, 0)
+
+    def _distance(self, first: object, last: object) -> int | None:
+        """How much ``last`` is more than ``first``, where that is the same at every position."""
+        a, b = self._begins(first), self._begins(last)
+        return b[1] - a[1] if a is not None and b is not None and a[0] is b[0] else None
 
     def _derived(self, name: str, args: tuple[Any, ...]) -> Span | bool | None:
         a, b = (self._fact(one) for one in args)
@@ -122,6 +156,13 @@ class Known(TorchFunctionMode):
         if isinstance(max, int):
             ends = [builtins.min(end, max) for end in ends]
         return Span(ends[0], ends[1])
+
+    def _longest(self, size: Any) -> Any:
+        """A size with the most in the place of what is counted from the position: ones over all that may be cached hide none of it."""
+        if isinstance(size, tuple | list):
+            return type(size)(self._longest(one) for one in size)
+        counted = isinstance(size, Tensor) and (begins := self._begins(size)) is not None and begins[0] is not size
+        return self._fact(size).high if counted else size  # type: ignore[union-attr]
 
     def _fixed(self, index: Any) -> Any:
         """An index with the number in the place of every tensor that can only be that one."""

@@ -24,15 +24,16 @@ from .deep import Deep
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
 from .export import NOTHING, evaluating, export_decode, export_prefill, quiet
-from .filled import join_parts
+from .filled import join_parts, write_once
 from .functional import check_writes, without_writes
 from .importer import import_program
 from .left_behind import as_it_was
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
 from .own_attention import collapse_attention
+from .own_states import with_own_states
 from .rotary import frequencies_of
-from .states import Held, check_states, held_by
+from .states import Held, check_kept, check_states, held_by
 
 # Rows of a chunk where there are experts: each row has the results of all that it chose in memory, of both of their layers.
 MOST_WITH_EXPERTS = 4096
@@ -55,9 +56,7 @@ def capture_language_model(model: nn.Module, name: str, workload: Workload) -> G
     left: list[str] = []
     try:
         with as_captured(), uncollected(), as_it_was(model) as left:
-            with quiet(), evaluating(model):
-                held = held_by(model)
-            kv, graphs, held = _captured(model, workload, held)
+            kv, graphs, held = _held_and_captured(model, workload)
         graphs = rows_where_read(graphs)
         frequencies = frequencies_of(model, graphs)
         if held.whole_chunks:
@@ -84,6 +83,24 @@ def why_not(exc: Exception) -> str:
     if "DataDependent" in type(exc).__name__:
         return "its Python code branches on the values of tensors"
     return f"it cannot be exported ({type(exc).__name__}: {one_line(str(exc))})"
+
+
+def _held_and_captured(model: nn.Module, workload: Workload) -> tuple[KVSpec, list[Graph], Held]:
+    """Traced with what transformers' cache holds, and where that fails once more with what the model keeps for itself besides."""
+    held = Held()
+    try:
+        with quiet(), evaluating(model):
+            held = held_by(model)
+        return _captured(model, workload, held)
+    except Exception as first:
+        try:
+            with quiet(), evaluating(model):
+                own = with_own_states(model, held)
+        except Exception:  # nothing is known of it
+            raise first from None
+        if own is held:
+            raise
+        return _captured(model, workload, own)
 
 
 def _captured(model: nn.Module, workload: Workload, held: Held) -> tuple[KVSpec, list[Graph], Held]:
@@ -220,7 +237,7 @@ def _normal(graph: Graph, model: nn.Module, kv: KVSpec, tracing: Tracing, held: 
         graph = collapse_attention(graph, kv, buffers_of(model))
     elif tracing is Tracing.DERIVED:
         graph = cache_what_is_read(graph)
-    return check_states(check_writes(normalize(graph)), held)
+    return check_kept(check_states(check_writes(normalize(write_once(graph))), held), held, kv)
 
 
 def kv_spec(model: nn.Module, workload: Workload, held: Held = NOTHING) -> KVSpec:

@@ -22,34 +22,30 @@ ALONE = threading.RLock()
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[list[str]]:
-    """Give every module the attributes back that it had; the list names those that hold another tensor at the end.
+    """Give every module the attributes and parts back that it had; the list names attributes that hold another tensor at the end.
 
-    Parameters and buffers are not attributes of this kind. A trace would leave tensors without data behind.
+    A trace would leave tensors without data behind, and exchanges parts where the model does (BigBird). What tensors hold is not looked at.
     """
-    before = {path: dict(vars(part)) for path, part in model.named_modules()}
+    before = _structure(model)
+    had = {path: attributes for path, (_, attributes, _, _) in before.items()}
     left: list[str] = []
     try:
         yield left
     finally:
-        for path, part in model.named_modules():
-            had: dict[str, Any] = before.get(path, {})
-            for name in [n for n, value in vars(part).items() if isinstance(value, Tensor) and value is not had.get(n)]:
-                left.append(f"{path}.{name}")
-                if name in had:
-                    vars(part)[name] = had[name]
-                else:
-                    del vars(part)[name]
+        left += [f"{path}.{name}" for path, part in model.named_modules() for name, value in _attributes(part).items()
+                 if isinstance(value, Tensor) and value is not had.get(path, {}).get(name)]
+        _put_back(before)
 
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Random generators, buffers and attributes are afterwards what they were; of containers what lies in them directly.
+    """Random generators, buffers, attributes and parts are afterwards what they were; of containers what lies in them directly.
 
     Attributes are the same objects again, and tensors among them hold what they held. Python's and numpy's generators count, too.
     """
-    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]  # whose attributes lie in C++
-    before = [(part, _attributes(part), dict(part._buffers)) for part in parts]
-    held = {id(value): (value, _content(value)) for _, attributes, buffers in before for value in (*attributes.values(), *buffers.values())}
+    before = _structure(module)
+    held = {id(value): (value, _content(value))
+            for _, attributes, buffers, _ in before.values() for value in (*attributes.values(), *buffers.values())}
     drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
     with forked_rng({t.device for t in module.parameters()}):
         try:
@@ -57,14 +53,28 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
         finally:
             random.setstate(drawn)
             numpy.random.set_state(drawn_by_numpy)
-            for part, attributes, buffers in before:
-                for name in _attributes(part).keys() - attributes.keys():
-                    del vars(part)[name]
-                vars(part).update(attributes)
-                part._buffers.clear()
-                part._buffers.update(buffers)
+            _put_back(before)
             for value, content in held.values():
                 _refill(value, content)
+
+
+_Structure = dict[str, tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]]
+
+
+def _structure(module: nn.Module) -> _Structure:
+    """By its path each part of ``module`` with its attributes, buffers and own parts."""
+    return {path: (part, _attributes(part), dict(part._buffers), dict(part._modules)) for path, part in module.named_modules()
+            if not isinstance(part, torch.jit.ScriptModule)}  # whose attributes lie in C++
+
+
+def _put_back(before: _Structure) -> None:
+    for part, attributes, buffers, inner in before.values():
+        for name in _attributes(part).keys() - attributes.keys():
+            del vars(part)[name]
+        vars(part).update(attributes)
+        for now, then in ((part._buffers, buffers), (part._modules, inner)):
+            now.clear()
+            now.update(then)
 
 
 class ParametersKept(TorchDispatchMode):

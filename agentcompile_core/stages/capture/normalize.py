@@ -26,7 +26,7 @@ from .functional import without_writes
 from .invariants import hoist_invariants
 from .lookups import look_up_positions
 from .packing import pack_operands, repeat_no_masks
-from .rewrite import eliminate_dead_code, rebuild, resolve_chain, writes_in_place
+from .rewrite import eliminate_dead_code, lasting, rebuild, resolve_chain
 from .shared_lines import share_lines
 from .turned_products import turn_products
 from .write_out import drop_expansions, write_out
@@ -46,17 +46,15 @@ def drop_noise(graph: Graph) -> Graph:
     ``d = cat([c, e])`` with an empty e; ``f = mul(d, 1.0)``; ``g = pad(f, [0, 0])``.
     After: x.
     """
-    in_place = writes_in_place(graph)
     renamed: dict[str, str] = {}
-    kept = []
+    copies: dict[str, str] = {}
     for node in graph.nodes:
-        if _is_identity(graph, node, in_place):
-            renamed[node.outputs[0]] = node.inputs[0]
-        elif not in_place and (only := only_part(graph, node)) and graph.spec(only) == graph.spec(node.outputs[0]):
-            renamed[node.outputs[0]] = only
-        else:
-            kept.append(node)
-    return rebuild(graph, kept, resolve_chain(renamed))
+        if _is_identity(graph, node):
+            (copies if _makes_a_copy(node) else renamed)[node.outputs[0]] = node.inputs[0]
+        elif (only := only_part(graph, node)) and graph.spec(only) == graph.spec(node.outputs[0]):
+            copies[node.outputs[0]] = only
+    renamed |= lasting(graph, copies)
+    return rebuild(graph, [node for node in graph.nodes if not renamed.keys() & set(node.outputs)], resolve_chain(renamed))
 
 
 def plain_casts(graph: Graph) -> Graph:
@@ -112,20 +110,25 @@ _BY_ONE = ((1,), (1.0,))
 _DROPOUT = frozenset({"aten.dropout.default", "aten.feature_dropout.default", "aten.native_dropout.default"})
 
 
-def _is_identity(graph: Graph, node: Node, in_place: bool) -> bool:
+def _is_identity(graph: Graph, node: Node) -> bool:
+    """Whether the result of ``node`` is what its operand is when it runs."""
     if len(node.outputs) != 1 or not node.args or not isinstance(node.args[0], Ref):
         return False
     if node.op in _DROPOUT:
         return argument_of(node, "train") is False
-    if node.op in _SCALINGS and node.args[1:] in _BY_ONE and not node.kwargs:
-        return not in_place and graph.spec(node.outputs[0]) == graph.spec(node.args[0].value)
-    if node.op in _PADDING and not in_place:
-        pads = argument_of(node, "pad")
-        return isinstance(pads, tuple) and not any(pads) and graph.spec(node.outputs[0]) == graph.spec(node.args[0].value)
-    if node.op not in _SHAPED or graph.spec(node.outputs[0]) != graph.spec(node.args[0].value):
+    if graph.spec(node.outputs[0]) != graph.spec(node.args[0].value):
         return False
-    # A copy of something that is written in place later is no identity.
-    return not (node.op in _COPIES and in_place)
+    if node.op in _SCALINGS:
+        return node.args[1:] in _BY_ONE and not node.kwargs
+    if node.op in _PADDING:
+        pads = argument_of(node, "pad")
+        return isinstance(pads, tuple) and not any(pads)
+    return node.op in _SHAPED
+
+
+def _makes_a_copy(node: Node) -> bool:
+    """Whether an operator that returns its operand unchanged returns it in memory of its own."""
+    return node.op in _COPIES or node.op in _SCALINGS or node.op in _PADDING
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (

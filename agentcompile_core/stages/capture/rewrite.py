@@ -161,9 +161,28 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
     )
 
 
-def writes_in_place(graph: Graph) -> bool:
-    """Whether a node writes a value that another node makes: then a copy of it is no identity."""
-    return any(name in graph.producer for node in graph.nodes for name in node.mutates)
+def lasting(graph: Graph, copies: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``copies`` (of each, what it is made of) that go on to equal that: nothing reads the memory of either behind a write to it.
+
+    A state that a step writes counts as much as anything else: what was copied of it is what it held before.
+    """
+    shared = {**memory_roots(graph)}
+
+    def root_of(name: str) -> str:
+        while shared[name] != name:
+            name = shared[name]
+        return name
+
+    for copy, source in copies.items():  # where one of them is written, all would be
+        shared[root_of(copy)] = root_of(source)
+    written: set[str] = set()
+    changed: set[str] = set()
+    for node in graph.nodes:
+        changed |= {root_of(name) for name in node.inputs} & written
+        written |= {root_of(name) for name in node.mutates}
+        changed |= {root_of(name) for name in node.inputs if name not in node.mutates} & written  # it may read what it has just written
+    changed |= {root_of(name) for name in graph.outputs} & written
+    return {copy: source for copy, source in copies.items() if root_of(copy) not in changed}
 
 
 def resolve_chain(renamed: dict[str, str]) -> dict[str, str]:

@@ -5,32 +5,40 @@ They are tensors of the session that every step reads and writes in place, zero 
 """
 
 import inspect
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
-from ...ir.graph import STATE_PREFIX, DType, Graph, TensorSpec
+from ...ir.graph import STATE_PREFIX, DType, Graph, KVSpec, TensorSpec
 from ...ops.aliasing import memory_roots
+from ...ops.operator_names import ATTENTION
+from ...ops.schema import named
 from .describe import text_config
-from .unsupported import Unsupported
+from .unsupported import Unasked, Unsupported
 
 PARTS = ("conv", "recurrent")
+OWN = "own"  # the part of states that no cache of transformers holds: own_states.py
 CACHE_KEYWORDS = ("past_key_values", "cache_params", "cache")  # the last one from transformers 5.24 on, for both
 
 
 @frozen(kw_only=True)
 class StateSpec:
-    """One state of one layer. ``part``: conv (the last columns of what a convolution reads [1, C, K]) or recurrent (any shape)."""
+    """One state of one layer. ``part``: conv (the last columns of what a convolution reads [1, C, K]), recurrent or own (any shape).
+
+    ``place``: where the model itself keeps it, of part own.
+    """
 
     layer: int
     part: str
     index: int  # of several of the same part in one layer
     spec: TensorSpec
+    place: Any = None
 
     @property
     def source(self) -> str:
@@ -42,12 +50,15 @@ class StateSpec:
 class Held:
     """What the cache of a model holds. ``attending``: the layers with K and V, in order; None: all. ``states``: of the others.
 
-    ``padded``: a chunk's recurrences are told how many of its rows are tokens. ``offset``: positions need not be those of the cache, since
-    the tokens of an image share some.
+    ``own_cache``: one of a class of the model's own. ``kept``: how many of the last positions each layer keeps, 0: all. ``padded``: a
+    chunk's recurrences are told how many of its rows are tokens. ``offset``: positions need not be those of the cache, since the tokens of
+    an image share some.
     """
 
     attending: tuple[int, ...] | None = None
     states: tuple[StateSpec, ...] = ()
+    own_cache: Any = field(default=None, eq=False)
+    kept: tuple[int, ...] = ()
     padded: bool = False
     offset: bool = False
 
@@ -58,19 +69,20 @@ class Held:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether one of the states is a recurrence's."""
-        return any(state.part == "recurrent" for state in self.states)
+        """Whether one of the states is a recurrence's, or may be."""
+        return any(state.part != "conv" for state in self.states)
 
     def slot(self, layer: int, caches: int) -> int:
-        """Which of ``caches`` pairs of K and V a layer has.
+        """Which of ``caches`` pairs of K and V a layer has; one behind them where a configuration does not say how many there are.
 
         Raises:
             Unsupported: none.
         """
-        found = layer if self.attending is None else self.attending.index(layer) if layer in self.attending else caches
-        if found >= caches:
+        if self.attending is None:
+            return layer
+        if layer not in self.attending[:caches]:
             raise Unsupported(f"layer {layer} caches K and V, but its configuration says {caches} layers with attention")
-        return found
+        return self.attending.index(layer)
 
 
 def cache_keyword(model: nn.Module) -> str:
@@ -97,14 +109,20 @@ def held_by(model: nn.Module) -> Held:
         cache: Any = DynamicCache(config=text_config(model))
     except Exception:  # a configuration that transformers' own cache cannot read; whether the model runs is seen where it is traced
         return Held(offset=offset)
+    kept = kept_by(cache.layers)
     if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
-        return Held(offset=offset)
+        return Held(kept=kept, offset=offset)
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{keyword: cache})
     attending = tuple(i for i, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None)
     states = tuple(one for i, layer in enumerate(cache.layers) for one in _states_of(layer, i))
-    return Held(attending=attending, states=states, offset=offset)
+    return Held(attending=attending, states=states, kept=kept, offset=offset)
+
+
+def kept_by(layers: Iterable[Any]) -> tuple[int, ...]:
+    """How many of the last positions each layer of a cache keeps; 0: all."""
+    return tuple(int(layer.sliding_window) if getattr(layer, "is_sliding", False) else 0 for layer in layers)
 
 
 def _states_of(layer: Any, number: int) -> list[StateSpec]:
@@ -112,11 +130,12 @@ def _states_of(layer: Any, number: int) -> list[StateSpec]:
     for part in PARTS:
         for index, tensor in getattr(layer, f"{part}_states", {}).items():
             if tensor is not None:
-                found.append(StateSpec(layer=number, part=part, index=index, spec=_spec_of(tensor)))
+                found.append(StateSpec(layer=number, part=part, index=index, spec=spec_of_state(tensor)))
     return found
 
 
-def _spec_of(tensor: Tensor) -> TensorSpec:
+def spec_of_state(tensor: Tensor) -> TensorSpec:
+    """Shape and type of a state."""
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in {dtype.value for dtype in DType}:
         raise Unsupported(f"it keeps a state of {tensor.dtype}")
@@ -130,6 +149,9 @@ class Stateless:
 
     def __init__(self, cache: Any) -> None:
         self.get_seq_length, self.get_mask_sizes = partial(type(cache).get_seq_length, cache), partial(type(cache).get_mask_sizes, cache)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unasked(f"it keeps {name!r} in its cache, which is neither K and V nor a state of one size")
 
 
 @frozen(eq=False)
@@ -210,7 +232,8 @@ def cache_layers(cache: Any, held: Held, tensors: tuple[Tensor, ...], valid: Ten
     """The layers of ``cache``, whose states are ``tensors`` in the order of ``held.states``; ``windows``: see ``StateLayer``."""
     of_layer: dict[int, dict[StateSpec, Tensor]] = {}
     for state, tensor in zip(held.states, tensors, strict=True):
-        of_layer.setdefault(state.layer, {})[state] = tensor
+        if state.part != OWN:
+            of_layer.setdefault(state.layer, {})[state] = tensor
     return Layers(cache, {layer: StateLayer(states, valid, windows) for layer, states in of_layer.items()})
 
 
@@ -225,4 +248,23 @@ def check_states(graph: Graph, held: Held) -> Graph:
         writers = [node for node in graph.nodes if any(roots[name] == roots[state.source] for name in node.mutates)]
         if len(writers) != 1:
             raise Unsupported(f"it writes the {state.part} state of layer {state.layer} {len(writers)} times in a step")
+    return graph
+
+
+def check_kept(graph: Graph, held: Held, kv: KVSpec) -> Graph:
+    """Return ``graph``, which attends to nothing that the model's own cache has dropped.
+
+    A prompt that the model reads at once shows it all of itself, and no few tokens tell that later ones do not see the first.
+
+    Raises:
+        Unsupported: it would.
+    """
+    layers = held.attending if held.attending is not None else range(len(held.kept))
+    slots = {f"kv.key.{slot}": held.kept[layer] for slot, layer in enumerate(layers)}
+    for node in graph.nodes:
+        call = named(node.op, node.args, dict(node.kwargs)) if node.op == ATTENTION else {}
+        kept = max((slots.get(name, 0) for name in node.mutates), default=0)
+        seen = int(call.get("window") or 0) or int(call.get("chunk") or 0) or kv.capacity
+        if call and 0 < kept < min(seen, kv.capacity):
+            raise Unsupported(f"its cache keeps the last {kept} positions of a layer, and its mask hides none of the others")
     return graph

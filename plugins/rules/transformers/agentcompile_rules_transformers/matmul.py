@@ -140,7 +140,8 @@ def _factor(view: RegionView, value: str, node: Node) -> Factor | None:
     taken, offset = [], 0
     while not is_contiguous(view.graph.spec(value)):
         behind = view.producer(value)
-        step = offset_of(view, behind, value) if behind is not None and view.only_used_by(value, {node.name, *taken}) else None
+        own = behind is not None and all(view.only_used_by(out, {node.name, *taken}) for out in behind.outputs)
+        step = offset_of(view, behind, value) if behind is not None and own else None
         if behind is None or step is None:
             return None
         offset += step
