@@ -54,12 +54,12 @@ def test_experts_that_no_router_chooses_are_read() -> None:
 
 
 @pytest.mark.parametrize("equal", [(), (3, 4), (2, 3, 4)])
-def test_rows_of_experts_in_doubt_are_those_of_any_of_them(equal: tuple[int, ...]) -> None:
+def test_of_rows_of_experts_in_doubt_nothing_is_known_and_all_of_others(equal: tuple[int, ...]) -> None:
     match, graph = routed_experts_case(sizes=(COUNT, SLOTS, N, K), dtype=DType.F16)
     generator = torch.Generator().manual_seed(1)
     values = {operand.values[0]: torch.randn(operand.spec.shape, generator=generator).half() for operand in match.operands
               if operand.access.value == "read"}
-    logits = torch.tensor([[-1.0, 0.0, 1.0, 2.0, 3.0, -2.0]]).half()
+    logits = torch.tensor([[-1.0, 0.0, 1.0, 2.0, 3.0, 5.0]]).half()
     logits[0, list(equal)] = 4.0
     values[match.need("logits").values[0]] = logits
     expected = oracle(graph, values)[match.need("out").values[0]]
@@ -70,9 +70,7 @@ def test_rows_of_experts_in_doubt_are_those_of_any_of_them(equal: tuple[int, ...
         gate, up = ((weight[list(experts), part * N:(part + 1) * N] @ x) for part in (0, 1))
         return (torch.nn.functional.silu(gate) * up).reshape(match.need("out").spec.shape).half()
 
-    right = [(4, 3)] if not equal else [(a, b) for a in equal for b in equal if a != b]
-    for experts in right:
-        assert compare(rows_of(*experts), expected).ok, experts
-    assert not compare(rows_of(*right[0]) + 500, expected).ok, "what none of them makes"
-    if not equal:
-        assert not compare(rows_of(3, 4), expected).ok, "best first"
+    for second in equal or (4,):
+        assert compare(rows_of(5, second), expected).ok, second
+        assert not compare(rows_of(second, 5), expected).ok, "the best comes first"
+    assert equal or not compare(rows_of(5, 3), expected).ok

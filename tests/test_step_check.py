@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agentcompile_rules_transformers.expert_cases import router_case
+from agentcompile_rules_transformers.expert_cases import routed_experts_case, router_case
 from attrs import evolve
 from chaotic_check import chaotic
 from hypothesis import given, settings
@@ -165,3 +165,40 @@ def test_which_of_equal_scores_is_chosen_is_open(seed: int, experts: int, slots:
     bound: Any = SimpleNamespace(graph=graph, environment=environment, segments=(segment,), parts=(SimpleNamespace(run=run),))
     why = step_check.difference(bound, 0, lambda found, wanted: program_check._beyond(found, wanted, 1e-3))
     assert (why == "") is right, why
+
+
+@SETTINGS
+@given(st.integers(0, 99), st.integers(6, 40), st.integers(2, 4), st.sampled_from(["another of equals", "none of them", "another result"]))
+def test_so_is_what_a_layer_makes_by_it(seed: int, experts: int, slots: int, kind: str) -> None:
+    """A layer with its router within may take another of the experts that are equal, and no other one; rows of experts that are not equal
+    are what they are."""
+    match, graph = routed_experts_case(sizes=(experts, slots, 8, 16))
+    generator = torch.Generator().manual_seed(seed)
+    environment = {value.name: torch.randn(value.spec.shape, generator=generator).to(torch_dtype(value.spec.dtype))
+                   for value in graph.values if value.name not in graph.producer}
+    logits = environment[match.need("logits").values[0]]
+    order = logits.flatten().argsort(descending=True)
+    logits.view(-1)[order[slots - 1:slots + 1]] = float(logits.flatten()[order[slots]])  # two of which one is chosen
+    prepared = compile_nodes(graph, device="cpu")
+    wanted, turned = prepared.run(dict(environment)), dict(environment)
+    chosen, out = match.need("choice").values[0], match.need("out").values[0]
+    taken, left = (int(order[slots - 1]), int(order[slots]))
+    taken, left = (taken, left) if taken in wanted[chosen] else (left, taken)
+    # The layer of a router that took another one: their matrices change places, and their names.
+    swap = torch.arange(experts)
+    pair = [taken, left if kind != "none of them" else int(order[-1])]
+    swap[pair] = swap[pair[::-1]]
+    turned[match.need("weight").values[0]] = environment[match.need("weight").values[0]][swap]
+    other = prepared.run(turned)
+
+    def run() -> None:
+        environment.update({name: tensor.clone() for name, tensor in other.items()})
+        environment[chosen].copy_(swap[environment[chosen]])
+        if kind == "another result":
+            environment[out].view(slots, -1)[0].add_(5.0)  # of the best expert
+
+    segment = SimpleNamespace(step=object(), nodes=tuple(node.name for node in graph.nodes), name="moe/experts")
+    bound: Any = SimpleNamespace(graph=graph, environment=environment, segments=(segment,), parts=(SimpleNamespace(run=run),))
+    with torch.inference_mode():  # as an installed program is looked at
+        why = step_check.difference(bound, 0, lambda found, wanted: program_check._beyond(found, wanted, 1e-3))
+    assert (why == "") is (kind == "another of equals"), why

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Differs = Callable[[torch.Tensor, torch.Tensor], str]
 
+CHOICES = ("aten.topk.default",)  # what a step makes by one is another thing where two elements are equal
 # Token, position and history: which of two equal logits is taken is open, so whole results hold these to each other.
 OF_THE_LOOP = "session."
 
@@ -44,13 +45,13 @@ def difference(bound: "BoundProgram", position: int, differs: "Differs") -> str:
 
 
 def _is_open(bound: "BoundProgram", segment: "Segment", name: str, found: "torch.Tensor") -> bool:
-    """Whether integers that a step chose (the largest of many, the first k) are as right as the framework's: within the errors that the
-    step's own numbers may have, which make near ones change places."""
+    """Whether integers that a step chose (the largest of many, the first k), and what it made by them, are as right as the framework's:
+    within the errors that the step's own numbers may have, which make near ones change places."""
     from ..ops.reference import compare, oracle
 
-    if found.is_floating_point() or name not in bound.graph.producer:
-        return False
     part = bound.graph.sub(segment.nodes, "step")
+    if name not in bound.graph.producer or (found.is_floating_point() and not any(node.op in CHOICES for node in part.nodes)):
+        return False
     if name not in part.outputs or any(node.mutates for node in part.nodes):
         return False
     values = {value.name: bound.environment[value.name] for value in part.values if value.name not in part.producer}

@@ -1,5 +1,5 @@
-"""The error rule of the linear layers of a mixture of experts: each row is one linear layer of the expert chosen for it, or of any that may
-have been chosen where that is in doubt."""
+"""The error rule of the linear layers of a mixture of experts: each row is one linear layer of the expert chosen for it; where more than
+one may have been chosen, nothing is known of the row."""
 
 import torch
 
@@ -8,11 +8,9 @@ from .bounded import Bounded
 from .calls import Call
 from .reductions import linear
 
-MOST_IN_DOUBT = 8  # experts of a slot; of more, nothing is known of the row
-
 
 def expert_linear(call: Call) -> tuple[Bounded, ...]:
-    """Row by row, so that each keeps the bound of a single row; only the matrices that may have been chosen are looked at."""
+    """Row by row, so that each keeps the bound of a single row; only the chosen matrices are looked at."""
     x, weight, experts, bias = call.bounded("x"), call.bounded("weight"), call.bounded("experts").value, call["bias"]
     if not weight.is_exact:
         raise AgentCompileError(f"the reference has no error rule for {call.node.op} with computed weights; they stay on the framework")
@@ -22,20 +20,14 @@ def expert_linear(call: Call) -> tuple[Bounded, ...]:
 
 
 def _row(call: Call, x: Bounded, weight: Bounded, bias: Bounded | None, place: tuple[int, int]) -> Bounded:
-    """The row of a slot; where its expert is in doubt, the errors reach the rows of the others that it may be."""
+    """The row of a slot; of one whose expert is in doubt, nothing is known: errors as large as from one expert to another are none that
+    rules of further operators, which take them for small and independent, could carry on."""
     chosen = call.bounded("experts")
     expert = int(chosen.value[place])
-    row = _row_of(call, x, weight, bias, place, expert)
-    if chosen.choices is None:
-        return row
-    others = [e for e in chosen.choices.reshape(*chosen.value.shape, -1)[place].nonzero().flatten().tolist() if e != expert]
-    if len(others) > MOST_IN_DOUBT:
-        return Bounded(row.value, torch.full_like(row.error, torch.inf))
-    error = row.error
-    for other in others:
-        away = _row_of(call, x, weight, bias, place, other)
-        error = torch.maximum(error, (away.value - row.value).abs() + away.error)
-    return Bounded(row.value, error.nan_to_num(nan=torch.inf, posinf=torch.inf) if others else error)
+    if chosen.choices is not None and int(chosen.choices.reshape(*chosen.value.shape, -1)[place].sum()) > 1:
+        unknown = _row_of(call, x, weight, bias, place, expert)
+        return Bounded(unknown.value, torch.full_like(unknown.error, torch.inf))
+    return _row_of(call, x, weight, bias, place, expert)
 
 
 def _row_of(call: Call, x: Bounded, weight: Bounded, bias: Bounded | None, place: tuple[int, int], expert: int) -> Bounded:

@@ -103,9 +103,9 @@ def _curvature(name: str, x: Bounded) -> Tensor | float:
 
 
 def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and absolute derivative; an unknown derivative is infinite."""
-    point = x.double().detach().requires_grad_(True)
-    with torch.enable_grad():
+    """Value and absolute derivative; an unknown derivative is infinite. Whoever asks may be in inference mode."""
+    with torch.inference_mode(False), torch.enable_grad():
+        point = x.detach().double().clone().requires_grad_(True)
         value = function(point)
         slope = torch.autograd.grad(value.sum(), point)[0].abs()
     return value.detach(), slope.nan_to_num(nan=torch.inf)
