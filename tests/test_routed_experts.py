@@ -23,9 +23,9 @@ def layer(draft: Draft, x: Ref, chosen: Ref) -> Ref:
     return draft.one(operator_names.EXPERT_LINEAR, (x, matrices, chosen, None, False), (1, SLOTS, 2 * N), DType.F16)
 
 
-def router(draft: Draft) -> tuple[Ref, Ref]:
-    logits = draft.given("logits", (1, COUNT), DType.F16)
-    scores = draft.one("aten.softmax.int", (logits, -1, Symbol("dtype", "float32")), (1, COUNT), DType.F32)
+def router(draft: Draft, count: int = COUNT) -> tuple[Ref, Ref]:
+    logits = draft.given("logits", (1, count), DType.F16)
+    scores = draft.one("aten.softmax.int", (logits, -1, Symbol("dtype", "float32")), (1, count), DType.F32)
     best, chosen = draft.call("aten.topk.default", (scores, SLOTS), (1, SLOTS), (1, SLOTS), dtype=DType.F32)
     draft.retype(chosen, DType.I64)
     return best, chosen
@@ -45,6 +45,15 @@ def test_a_layer_whose_rows_are_weighed_before_it_keeps_its_router_apart() -> No
     rows = (draft.given("x", (1, SLOTS, K), DType.F16), draft.cast(best, (1, SLOTS), DType.F16))
     scaled = draft.one("aten.mul.Tensor", rows, (1, SLOTS, K), DType.F16)
     assert [match.flag("routed") for match in found(draft.graph(layer(draft, scaled, chosen), best))] == [False]
+
+
+@pytest.mark.parametrize("count", [COUNT - 2, COUNT + 3])
+def test_a_router_of_fewer_or_more_logits_than_matrices_stays_apart(count: int) -> None:
+    """Some experts return what they are given and have no matrix; a layer with its router in it reads a logit for each matrix."""
+    draft = Draft()
+    best, chosen = router(draft, count)
+    graph = draft.graph(layer(draft, draft.given("x", (1, 1, K), DType.F16), chosen), best, chosen)
+    assert [match.flag("routed") for match in found(graph)] == [False]
 
 
 def test_experts_that_no_router_chooses_are_read() -> None:

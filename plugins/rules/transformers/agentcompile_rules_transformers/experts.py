@@ -212,8 +212,11 @@ def _router(view: RegionView, layer: Experts) -> Match | None:
 
 
 def _routed(view: RegionView, match: Match, router: Match) -> Match | None:
-    """A layer with its router in front, whose choice and scores others read too; None: something lies between them."""
+    """A layer with its router in front, whose choice and scores others read too; None: something lies between them, or the router has not a
+    logit for each matrix."""
     mask = view.deps.mask((*router.nodes, *match.nodes))
+    if any(router.integer(name) != match.integer(name) for name in ("experts", "slots")):
+        return None
     if not view.deps.is_convex(mask) or router.need("experts").values[0] != view.back(match.need("experts").values[0], set())[0]:
         return None
     kept = [operand for operand in match.operands if operand.name != "experts"]

@@ -49,7 +49,7 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
     if node is None or not view.only_used_by(source, {*inside, *views}):
         yield from _shared_norm(view, x, inside, dtype)
         return
-    scale = _scale_of(node)
+    scale = _scale_of(view, node, dtype)
     if scale is not None:
         taken = (node.name, *views)
         for given in inputs_of(view, node.inputs[0], inside | set(taken), dtype):
@@ -69,9 +69,13 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
             yield Input(x=before[0], nodes=(*before[1], *nodes), norm=norm)
 
 
-def _scale_of(node: Node) -> float | None:
-    """The finite number that a node multiplies its one operand with (Falcon-H1 scales what its branches read)."""
+def _scale_of(view: RegionView, node: Node, dtype: DType) -> float | None:
+    """The finite number that a node multiplies its one operand with (Falcon-H1 scales what its branches read), a row of ``dtype`` that lies
+    in one piece: nothing else can be read in the place of the product."""
     if node.op not in ("aten.mul.Tensor", "aten.mul.Scalar") or len(node.inputs) != 1:
+        return None
+    given = view.graph.spec(node.inputs[0])
+    if given.dtype is not dtype or not is_contiguous(given):
         return None
     numbers = [given for given in (argument(node, "self"), argument(node, "other")) if type(given) in (int, float)]
     return float(numbers[0]) if len(numbers) == 1 and math.isfinite(numbers[0]) else None  # type: ignore[arg-type]
