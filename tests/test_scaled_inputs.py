@@ -36,3 +36,14 @@ def test_a_row_is_read_before_its_number_where_it_lies_as_the_product_does(what:
     scaled = draft.one("aten.mul.Tensor", (make(draft), 0.5), ROW, DType.F32)
     matches = list(LinearRule().find(draft.graph(draft.linear("linear", scaled, 8, K, DType.F32)), FAKE))
     assert [match.need("x").values[0] != scaled.value for match in matches] == [False] + [True] * taken
+
+
+@pytest.mark.parametrize(("numbers", "taken"), [((1e38, 2.0), [2, 3]), ((1e39,), []), ((-1e300,), []), ((1e30, -1e30), [2]), ((1e-50,), [2])])
+def test_numbers_that_float32_does_not_hold_stay_in_front(numbers: tuple[float, ...], taken: list[int]) -> None:
+    """Zeros among the elements stay zeros times a large product of numbers, and are NaN times an infinity."""
+    draft = Draft()
+    row = draft.given("x", ROW, DType.F32)
+    for number in numbers:
+        row = draft.one("aten.mul.Tensor", (row, number), ROW, DType.F32)
+    matches = list(LinearRule().find(draft.graph(draft.linear("linear", row, 8, K, DType.F32)), FAKE))
+    assert [len(match.nodes) for match in matches] == [1, *taken]

@@ -1,6 +1,5 @@
 """What a linear layer of one token may read instead of its operand: what a norm, a rounding or both make it of."""
 
-import math
 from collections.abc import Iterator
 
 from attrs import evolve, frozen
@@ -8,6 +7,8 @@ from attrs import evolve, frozen
 from agentcompile_core.plugin_api import DType, Node, Ref, RegionView, argument, is_contiguous
 
 from .norm import NormNode, norm_of
+
+LARGEST = (2.0 - 2.0**-23) * 2.0**127  # of float32, in which results are scaled
 
 
 @frozen(kw_only=True)
@@ -53,7 +54,8 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
     if scale is not None:
         taken = (node.name, *views)
         for given in inputs_of(view, node.inputs[0], inside | set(taken), dtype):
-            yield evolve(given, nodes=(*given.nodes, *taken), scale=given.scale * scale)
+            if abs(given.scale * scale) <= LARGEST:
+                yield evolve(given, nodes=(*given.nodes, *taken), scale=given.scale * scale)
         return
     norm = norm_of(view, node)
     if norm is None:
@@ -70,7 +72,7 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
 
 
 def _scale_of(view: RegionView, node: Node, dtype: DType) -> float | None:
-    """The finite number that a node multiplies its one operand with (Falcon-H1 scales what its branches read), a row of ``dtype`` that lies
+    """The number, finite in float32, that a node multiplies its one operand with (Falcon-H1 scales what its branches read), a row of ``dtype`` that lies
     in one piece: nothing else can be read in the place of the product."""
     if node.op not in ("aten.mul.Tensor", "aten.mul.Scalar") or len(node.inputs) != 1:
         return None
@@ -78,7 +80,7 @@ def _scale_of(view: RegionView, node: Node, dtype: DType) -> float | None:
     if given.dtype is not dtype or not is_contiguous(given):
         return None
     numbers = [given for given in (argument(node, "self"), argument(node, "other")) if type(given) in (int, float)]
-    return float(numbers[0]) if len(numbers) == 1 and math.isfinite(numbers[0]) else None  # type: ignore[arg-type]
+    return float(numbers[0]) if len(numbers) == 1 and abs(numbers[0]) <= LARGEST else None  # type: ignore[arg-type]
 
 
 def _summed(view: RegionView, given: Input, inside: frozenset[str], dtype: DType) -> Iterator[Input]:
