@@ -38,7 +38,8 @@ def test_a_row_is_read_before_its_number_where_it_lies_as_the_product_does(what:
     assert [match.need("x").values[0] != scaled.value for match in matches] == [False] + [True] * taken
 
 
-@pytest.mark.parametrize(("numbers", "taken"), [((1e38, 2.0), [2, 3]), ((1e39,), []), ((-1e300,), []), ((1e30, -1e30), [2]), ((1e-50,), [2])])
+@pytest.mark.parametrize(("numbers", "taken"),
+                         [((1e38, 2.0), [2, 3]), ((1e39,), []), ((-1e300,), []), ((1e30, -1e30), [2]), ((1e-50,), [2])])
 def test_numbers_that_float32_does_not_hold_stay_in_front(numbers: tuple[float, ...], taken: list[int]) -> None:
     """Zeros among the elements stay zeros times a large product of numbers, and are NaN times an infinity."""
     draft = Draft()

@@ -72,8 +72,8 @@ def inputs_of(view: RegionView, x: str, inside: frozenset[str], dtype: DType) ->
 
 
 def _scale_of(view: RegionView, node: Node, dtype: DType) -> float | None:
-    """The number, finite in float32, that a node multiplies its one operand with (Falcon-H1 scales what its branches read), a row of ``dtype`` that lies
-    in one piece: nothing else can be read in the place of the product."""
+    """The number, finite in float32, that a node multiplies its one operand with (Falcon-H1 scales what its branches read), a row
+    of ``dtype`` that lies in one piece: nothing else can be read in the place of the product."""
     if node.op not in ("aten.mul.Tensor", "aten.mul.Scalar") or len(node.inputs) != 1:
         return None
     given = view.graph.spec(node.inputs[0])
