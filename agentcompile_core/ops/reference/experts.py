@@ -22,17 +22,12 @@ def expert_linear(call: Call) -> tuple[Bounded, ...]:
 def _row(call: Call, x: Bounded, weight: Bounded, bias: Bounded | None, place: tuple[int, int]) -> Bounded:
     """The row of a slot; of one whose expert is in doubt, nothing is known: errors as large as from one expert to another are none that
     rules of further operators, which take them for small and independent, could carry on."""
+    token, slot = place
     chosen = call.bounded("experts")
     expert = int(chosen.value[place])
-    if chosen.choices is not None and int(chosen.choices.reshape(*chosen.value.shape, -1)[place].sum()) > 1:
-        unknown = _row_of(call, x, weight, bias, place, expert)
-        return Bounded(unknown.value, torch.full_like(unknown.error, torch.inf))
-    return _row_of(call, x, weight, bias, place, expert)
-
-
-def _row_of(call: Call, x: Bounded, weight: Bounded, bias: Bounded | None, place: tuple[int, int], expert: int) -> Bounded:
-    token, slot = place
     given = (token, slot if x.value.shape[1] > 1 else 0)
     matrix = weight.value[expert].t() if call["transposed"] else weight.value[expert]
     added = None if bias is None else Bounded(bias.value[expert], bias.error[expert])
-    return linear(Bounded(x.value[given], x.error[given]), matrix, added, call.length(matrix.shape[-1]), weight.read_from)
+    row = linear(Bounded(x.value[given], x.error[given]), matrix, added, call.length(matrix.shape[-1]), weight.read_from)
+    in_doubt = chosen.choices is not None and int(chosen.choices.reshape(*chosen.value.shape, -1)[place].sum()) > 1
+    return Bounded(row.value, torch.full_like(row.error, torch.inf)) if in_doubt else row

@@ -4,10 +4,11 @@ from agentcompile_cuda_kit import c_type
 
 from agentcompile_core.plugin_api import DType, Match
 
+from .space import MOST_SLOTS, WARP_SIZE
+
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 SCORINGS = ("softmax", "sigmoid")
-WARP = 32
-MOST_EXPERTS, MOST_SLOTS = 32 * WARP, WARP
+MOST_EXPERTS = 32 * WARP_SIZE
 
 
 def choice_types(match: Match, bias_name: str) -> dict[str, str]:
@@ -18,7 +19,7 @@ def choice_types(match: Match, bias_name: str) -> dict[str, str]:
 
 def choice_facts(match: Match, bias_name: str) -> dict[str, bool | int]:
     """How it is chosen, and how many logits a lane holds."""
-    return {"held": -(-match.integer("experts") // WARP), "over_chosen": match.flag("over_chosen"),
+    return {"held": -(-match.integer("experts") // WARP_SIZE), "over_chosen": match.flag("over_chosen"),
             "sigmoid": match.text("scoring", "softmax") == "sigmoid", "biased": match.operand(bias_name) is not None,
             "floored": match.flag("floored")}
 

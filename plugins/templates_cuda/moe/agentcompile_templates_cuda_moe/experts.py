@@ -28,7 +28,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import columns_space, stream_space
-from .choosing import choice_facts, choice_problem, choice_types
+from .choosing import DTYPES, choice_facts, choice_problem, choice_types
 from .space import (
     GRID_LIMIT,
     MOST_SLOTS,
@@ -44,7 +44,6 @@ from .space import (
 )
 
 FOLDER = Path(__file__).parent
-DTYPES = (DType.F16, DType.BF16, DType.F32)
 POINTERS = ("x", "weight", "experts", "bias", "scale", "aux0", "aux1", "out", "logits", "router_bias", "scores", "choice")
 
 

@@ -21,7 +21,8 @@ from agentcompile_core.plugin_api import (
     i32,
 )
 
-from .choosing import WARP, choice_facts, choice_problem, choice_types
+from .choosing import choice_facts, choice_problem, choice_types
+from .space import WARP_SIZE
 
 TEMPLATE = Path(__file__).with_name("router.cu")
 
@@ -47,7 +48,7 @@ class RouterFamily(TemplateFamily):
         """One launch of one warp."""
         pdl = target.has(Feature.GRIDDEPCONTROL)
         facts = choice_facts(match, "bias")
-        launch = Launch(entry="router_kernel", grid=(1, 1, 1), block=(WARP, 1, 1), pdl=pdl, arguments=(
+        launch = Launch(entry="router_kernel", grid=(1, 1, 1), block=(WARP_SIZE, 1, 1), pdl=pdl, arguments=(
             *(operand_pointer(match, name) for name in ("logits", "bias", "scores", "experts")), i32("count", match.integer("experts")),
             i32("slots", match.integer("slots")), f32("eps", match.number("eps", 0.0)), f32("factor", match.number("factor", 1.0))))
         return make_source(TEMPLATE, plan={**choice_types(match, "bias"), **facts, "pdl": pdl}, launches=(launch,),
