@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..errors import AgentCompileError
-from ..ir.graph import ValueKind
+from ..ir.graph import Graph, ValueKind
+from ..ops.decisions import behind, decisions
 from ..ops.interpreter import Prepared, compile_nodes
 from ..ops.operator_names import ATTENTION
 
 if TYPE_CHECKING:
     import torch
 
+    from ..ops.reference import Bounded
     from ..runtime.bound_program import BoundProgram
     from ..runtime.program import Segment
 
     Differs = Callable[[torch.Tensor, torch.Tensor], str]
 
-CHOICES = ("aten.topk.default",)  # what a step makes by one is another thing where two elements are equal
 # Token, position and history: which of two equal logits is taken is open, so whole results hold these to each other.
 OF_THE_LOOP = "session."
 
@@ -38,27 +39,50 @@ def difference(bound: "BoundProgram", position: int, differs: "Differs") -> str:
         if segment.step is None:
             part.run()
             continue
-        for found, wanted, what in _step(bound, segment, position, part.run):
-            if (why := differs(found, wanted)) and not _is_open(bound, segment, what, found):
-                return f"{segment.name} of {', '.join(segment.nodes[:2])}: {what}: {why}"
+        why = next((f"{what}: {why}" for found, wanted, what in _step(bound, segment, position, part.run)
+                    if (why := differs(found, wanted))), "")
+        if why and (why := _by_its_decisions(bound, segment, why, differs)):
+            return f"{segment.name} of {', '.join(segment.nodes[:2])}: {why}"
     return ""
 
 
-def _is_open(bound: "BoundProgram", segment: "Segment", name: str, found: "torch.Tensor") -> bool:
-    """Whether integers that a step chose (the largest of many, the first k), and what it made by them, are as right as the framework's:
-    within the errors that the step's own numbers may have, which make near ones change places."""
-    from ..ops.reference import compare, oracle
+def _by_its_decisions(bound: "BoundProgram", segment: "Segment", why: str, differs: "Differs") -> str:
+    """One clause on how a step that differs (``why``) is wrong all the same: its decisions (which experts, which token) are none that
+    the errors of its own numbers leave open, or what it made by them is not what the framework's operators make by the same ones."""
+    from ..ops.reference.choice import may_be_chosen
 
-    part = bound.graph.sub(segment.nodes, "step")
-    if name not in bound.graph.producer or (found.is_floating_point() and not any(node.op in CHOICES for node in part.nodes)):
-        return False
-    if name not in part.outputs or any(node.mutates for node in part.nodes):
-        return False
-    values = {value.name: bound.environment[value.name] for value in part.values if value.name not in part.producer}
+    environment, nodes = bound.environment, [bound.graph.node_by_name[name] for name in segment.nodes]
+    made = [one for one in decisions(nodes) if one.index in environment]
+    if not made or any(node.mutates for node in nodes):
+        return why
+    decided = behind(bound.graph.sub(segment.nodes, "step"), made)
+    given = {**environment, **{one.index: environment[one.index].view(decided.spec(one.index).shape) for one in made}}
+    for one in made:
+        scores = _bounded(decided, one.scores, given)
+        if scores is None:
+            return why
+        if not may_be_chosen(scores, given[one.index], one.dim, largest=one.largest, first=one.first):
+            return f"{one.index}: {given[one.index].flatten().tolist()[:8]} are not the best of {one.scores}, nor may roundings make them"
+    wanted = _run(compile_nodes(decided, device=given[made[0].index].device), given)
+    return next((f"{name}: {why}" for name, tensor in wanted.items() if (why := differs(given[name].view(tensor.shape), tensor))), "")
+
+
+def _bounded(graph: Graph, name: str, values: "Mapping[str, torch.Tensor]") -> "Bounded | None":
+    """A value of ``graph`` with the errors that it may have; None where nothing is known of how an operator errs."""
+    from ..ops.reference import exact, oracle
+
+    needed, nodes = {name}, list[str]()
+    for node in reversed(graph.nodes):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+            nodes.append(node.name)
+    if not nodes:
+        return exact(values[name])
+    part = graph.sub(tuple(nodes), "scores", outputs=(name,))
     try:
-        return compare(found, oracle(part, values)[name]).ok
-    except AgentCompileError:  # nothing is known of how an operator errs
-        return False
+        return oracle(part, {value.name: values[value.name] for value in part.values if value.name not in part.producer})[name]
+    except AgentCompileError:
+        return None
 
 
 @frozen

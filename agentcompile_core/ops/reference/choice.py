@@ -1,4 +1,5 @@
-"""The error rules of the largest elements of one row and where they are, and of what is picked by that."""
+"""The error rules of the largest elements of one row and where they are, and of what is picked by that; and whether a choice is a right
+one."""
 
 import torch
 from torch import Tensor
@@ -46,3 +47,33 @@ def gather(call: Call) -> tuple[Bounded, ...]:
         away = (row - value.reshape(-1, 1).double()).abs() + noise
         error = torch.where(index.choices, away, 0.0).amax(-1).reshape(value.shape).nan_to_num(nan=0.0)
     return (Bounded(value, error),)
+
+
+def may_be_chosen(scores: Bounded, chosen: Tensor, dim: int | None, *, largest: bool = True, first: bool = False) -> bool:
+    """Whether there are numbers within the errors of ``scores`` of which ``chosen``, best first, are the best along ``dim`` (None: of all).
+
+    Exact, for any number of rows: from the last one on, each is lifted to where it beats what is behind it, if its error lets it. Of
+    equals any may be taken, or, where ``first``, the first one in every row. NaN counts as the largest for ``topk``, as the best for
+    others, as torch takes it.
+    """
+    low, high = _ends(scores, dim, largest, none=torch.inf if largest or first else -torch.inf)
+    chosen = chosen.reshape(*low.shape[:-1], -1) if dim is None or first else chosen.movedim(dim, -1)
+    width, count = low.shape[-1], chosen.shape[-1]
+    if not bool(((chosen >= 0) & (chosen < width)).all()) or not bool((chosen.sort(-1).values.diff(dim=-1) != 0).all()):
+        return False
+    places = chosen.long()
+    others = low.scatter(-1, places, -torch.inf)
+    behind = torch.cat((low.gather(-1, places)[..., 1:], others.amax(-1, keepdim=True)), -1)  # what each has to reach
+    reached = high.gather(-1, places) >= behind.flip(-1).cummax(-1).values.flip(-1)
+    if first and count == 1:
+        earlier = torch.where(torch.arange(width, device=low.device) < places, low, -torch.inf).amax(-1, keepdim=True)
+        reached &= (high.gather(-1, places) > earlier) | (places == 0)
+    return bool(reached.all())
+
+
+def _ends(scores: Bounded, dim: int | None, largest: bool, none: float) -> tuple[Tensor, Tensor]:
+    """The least and the most that each score may be, the larger the better, along the last axis; NaN is ``none``."""
+    error = torch.where(scores.value.isfinite(), scores.error, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    value, error = (one.reshape(-1) if dim is None else one.movedim(dim, -1) for one in (scores.value.double(), error))
+    value = (value if largest else -value).nan_to_num(nan=none, posinf=torch.finfo(torch.float64).max, neginf=-torch.inf)
+    return value - error, value + error
