@@ -10,6 +10,7 @@ import pytest
 import torch
 from agentcompile_rules_transformers.expert_cases import routed_experts_case, router_case
 from attrs import evolve
+from capture_models import SIZES, tiny
 from chaotic_check import chaotic
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from agentcompile_core.store import Store
 pytest.importorskip("agentcompile_validator_emulation")
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
-SETTINGS = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 Checked = tuple[Any, Callable[[], tuple[str, list[str]]]]
 
 
@@ -75,7 +76,7 @@ def test_a_right_program_serves_though_its_whole_result_is_far_off(checked: Chec
     assert why == "" and len(notes) == 1 and "was compared kernel by kernel: as a whole its rms error is 0.4" in notes[0]
 
 
-@SETTINGS
+@FEW
 @given(data=st.data())
 def test_a_wrong_result_of_any_kernel_is_told_by_its_name(checked: Checked, data: st.DataObject) -> None:
     """A result that lacks a number, has another's place, or is that of another scale: in any step, whatever the whole gives."""
@@ -139,7 +140,7 @@ def test_what_no_rounding_makes_is_refused_at_once(checked: Checked, monkeypatch
     assert "NaN or infinite" in why and ";" not in why and not notes
 
 
-@SETTINGS
+@FEW
 @given(st.integers(0, 99), st.integers(5, 40), st.integers(1, 4), st.booleans())
 def test_which_of_equal_scores_is_chosen_is_open(seed: int, experts: int, slots: int, right: bool) -> None:
     """A router may take another one of the scores that are equal, and no other."""
@@ -167,11 +168,12 @@ def test_which_of_equal_scores_is_chosen_is_open(seed: int, experts: int, slots:
     assert (why == "") is right, why
 
 
-@SETTINGS
-@given(st.integers(0, 99), st.integers(6, 40), st.integers(2, 4), st.sampled_from(["another of equals", "none of them", "another result"]))
-def test_so_is_what_a_layer_makes_by_it(seed: int, experts: int, slots: int, kind: str) -> None:
-    """A layer with its router within may take another of the experts that are equal, and no other one; rows of experts that are not equal
-    are what they are."""
+@FEW
+@given(st.integers(0, 99), st.integers(6, 40), st.integers(2, 4), st.sampled_from(["another of equals", "none of them", "another result"]),
+       st.booleans())
+def test_so_is_what_a_layer_makes_by_it(seed: int, experts: int, slots: int, kind: str, of_equals: bool) -> None:
+    """A layer with its router within may take another of the experts that are equal, and no other one; rows are those of the experts that
+    it took, also of one of equals."""
     match, graph = routed_experts_case(sizes=(experts, slots, 8, 16))
     generator = torch.Generator().manual_seed(seed)
     environment = {value.name: torch.randn(value.spec.shape, generator=generator).to(torch_dtype(value.spec.dtype))
@@ -185,7 +187,7 @@ def test_so_is_what_a_layer_makes_by_it(seed: int, experts: int, slots: int, kin
     taken, left = (int(order[slots - 1]), int(order[slots]))
     taken, left = (taken, left) if taken in wanted[chosen] else (left, taken)
     # The layer of a router that took another one: their matrices change places, and their names.
-    swap = torch.arange(experts)
+    swap, wrong = torch.arange(experts), slots - 1 if of_equals else 0
     pair = [taken, left if kind != "none of them" else int(order[-1])]
     swap[pair] = swap[pair[::-1]]
     turned[match.need("weight").values[0]] = environment[match.need("weight").values[0]][swap]
@@ -195,10 +197,45 @@ def test_so_is_what_a_layer_makes_by_it(seed: int, experts: int, slots: int, kin
         environment.update({name: tensor.clone() for name, tensor in other.items()})
         environment[chosen].copy_(swap[environment[chosen]])
         if kind == "another result":
-            environment[out].view(slots, -1)[0].add_(5.0)  # of the best expert
+            environment[out].view(slots, -1)[wrong].add_(5.0)
 
     segment = SimpleNamespace(step=object(), nodes=tuple(node.name for node in graph.nodes), name="moe/experts")
     bound: Any = SimpleNamespace(graph=graph, environment=environment, segments=(segment,), parts=(SimpleNamespace(run=run),))
     with torch.inference_mode():  # as an installed program is looked at
         why = step_check.difference(bound, 0, lambda found, wanted: program_check._beyond(found, wanted, 1e-3))
     assert (why == "") is (kind == "another of equals"), why
+
+
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("qwen3_moe", {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 16}),
+    ("gpt_oss", {"num_local_experts": 8, "num_experts_per_tok": 4, "sliding_window": 5}),
+])
+def test_a_model_whose_experts_are_all_equal_to_its_routers_is_judged_by_those_it_took(name: str, sizes: dict[str, Any]) -> None:
+    """The framework takes others than kernels do; rows that lie in other slots than their experts are told, whichever those are."""
+    module = tiny(name, {**SIZES, **sizes}, torch.bfloat16)
+    for key, parameter in module.named_parameters():
+        if key.endswith(("gate.weight", "router.weight", "router.bias")):
+            parameter.data.copy_(parameter.data[:1].expand_as(parameter))
+    config = Config(device="cpu", backend="emulation", budget_s=60.0, budget_plans=24, rounds=1, origins=("generated",))
+    model = ac.compile(module, max_context=64, config=config, store=Store(None), run_on="emulation")
+    assert model.session is not None
+    session, notes = model.session, list[str]()
+    bound = session.bound("decode")
+    index = next(i for i in steps_of(bound) if bound.segments[i].match.kind == "expert_linear")  # type: ignore[union-attr]
+    match = bound.segments[index].match
+    assert match is not None and match.flag("routed")
+    out = bound.environment[match.need("out").values[0]]
+
+    def why() -> str:
+        with chaotic():
+            return program_check.difference(session, model.compilation.programs, WeightStore(module, "cpu"), model.loaded, notes)
+
+    chosen = match.need("choice").values[0]
+    assert why() == "" and len(notes) == 1
+    assert bound.environment[chosen].flatten().tolist() != torch.zeros(8).topk(4).indices.tolist(), "else this shows nothing"
+    with spoiled(bound, index, lambda: out.copy_(out.view(4, -1).roll(1, 0).view(out.shape))):
+        said = why()
+    assert match.need("out").values[0] in said and bound.segments[index].name in said
+    with spoiled(bound, index, lambda: bound.environment[chosen].fill_(1)):  # one expert in all slots
+        assert "are not the best" in why()
+    model.context.close()
