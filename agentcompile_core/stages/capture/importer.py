@@ -20,6 +20,7 @@ from .complex_numbers import in_real_numbers
 from .export import Exported
 from .fx_liveness import live_nodes
 from .kinds import kind_of
+from .storages import storage_of
 
 NAMESPACES = ("aten", "prims", "agentcompile")
 # Calls that check or annotate and compute nothing.
@@ -220,11 +221,11 @@ def _all_equal(data: Tensor) -> bool:
     return bool((data == first).all()) and bool((data.signbit() == first.signbit()).all())
 
 
-def _storages(fx: FxNode) -> set[int]:
+def _storages(fx: FxNode) -> set[int | None]:
     """Which memory the tensors of a node's value have, in the trace."""
     value = fx.meta.get("val")
     tensors = value if isinstance(value, (tuple, list)) else (value,)
-    return {t.untyped_storage()._cdata for t in tensors if isinstance(t, Tensor) and t.layout is torch.strided and t.numel()}
+    return {storage_of(t) for t in tensors if isinstance(t, Tensor) and t.numel()} - {None}
 
 
 def returned(program: torch.export.ExportedProgram) -> list[str | tuple[Any]]:

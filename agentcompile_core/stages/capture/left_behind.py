@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...runtime.device import forked_rng
+from .storages import storage_of
 from .unsupported import Unsupported
 
 _STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
@@ -82,7 +83,7 @@ class ParametersKept(TorchDispatchMode):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._kept = {address(p) for p in module.parameters()} - {0}
+        self._kept = {storage_of(p) for p in module.parameters()} - {None}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run ``func``.
@@ -91,7 +92,7 @@ class ParametersKept(TorchDispatchMode):
             Unsupported: it would write to a parameter.
         """
         kwargs = kwargs or {}
-        if any(address(t) in self._kept for t in written_by(func, args, kwargs)):
+        if any(storage_of(t) in self._kept for t in written_by(func, args, kwargs)):
             raise Unsupported("it writes to its own parameters")
         return func(*args, **kwargs)
 
@@ -102,14 +103,6 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iter
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[index] if index < len(args) else kwargs.get(argument.name)
             yield from (t for t in pytree.tree_leaves(given) if isinstance(t, Tensor))
-
-
-def address(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins; 0 where it has none of its own."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse ones and wrappers have no memory of their own
-        return 0
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from attrs import define, field
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .storages import storage_of
+
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -63,5 +65,5 @@ def _is_new(operator: Any, results: Any, given: Any) -> bool:
     return len(set(memory)) == len(memory) and not set(memory) & set(_memory(pytree.tree_leaves(given)))
 
 
-def _memory(values: Iterable[Any]) -> list[int]:
-    return [one.untyped_storage()._cdata for one in values if isinstance(one, Tensor)]
+def _memory(values: Iterable[Any]) -> list[int | None]:
+    return [storage_of(one) for one in values if isinstance(one, Tensor)]

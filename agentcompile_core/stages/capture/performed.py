@@ -18,6 +18,7 @@ from ...ops.schema import shared_arguments
 from .between import Unlike
 from .importer import spec_of
 from .reached import TENSOR, Call
+from .storages import storage_of
 
 _HANDING_ON = ("aten.detach.default", "aten.alias.default")  # the same memory in the same layout
 
@@ -66,8 +67,8 @@ def _check_memory(node: Node, made: tuple[Tensor, ...], values: Mapping[str, Ten
     """As where a trace is imported: no result lies in the memory of an operand unless the operator is known for it."""
     if node.mutates:
         return
-    lying = {tensor.untyped_storage()._cdata for tensor in made if tensor.numel()}
-    found = {name for name in node.inputs if values[name].numel() and values[name].untyped_storage()._cdata in lying}
+    lying = {storage_of(tensor) for tensor in made if tensor.numel()}
+    found = {name for name in node.inputs if values[name].numel() and storage_of(values[name]) in lying}
     if found and not found <= {name for given in shared_arguments(node) for name in refs_of(given)}:
         raise Unlike(f"{node.name} returns the memory of an operand")
 

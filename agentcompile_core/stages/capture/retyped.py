@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ops.operators import NAMESPACE, body_of
-from .left_behind import address, written_by
+from .left_behind import written_by
+from .storages import storage_of
 
 Types = Mapping[torch.dtype, torch.dtype]
 
@@ -39,9 +40,9 @@ class Retyped(TorchDispatchMode):
     def __init__(self, types: Types, given: Iterable[Tensor], scaled: Iterable[Tensor] = (), factor: float = 1.0) -> None:
         """What is read of the floats of ``scaled``, some of ``given``, is ``factor`` times what they hold."""
         super().__init__()
-        self._scaled, self._factor = {address(t) for t in scaled} - {0}, factor
+        self._scaled, self._factor = {storage_of(t) for t in scaled} - {None}, factor
         self._types, self._stand_ins = types, set(types.values())
-        self._given = {address(t) for t in given} - {0}
+        self._given = {storage_of(t) for t in given} - {None}
         self._saying = _Saying({stand_in: own for own, stand_in in types.items()}, self._given) if self._stand_ins & types.keys() else None
 
     def __enter__(self) -> "Retyped":
@@ -67,7 +68,7 @@ class Retyped(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             first = next(_tensors((*args, *kwargs.values())), None)
             if first is None or known.is_fresh or (known.leaves_types and self._is_given(first) and not _dtypes(args, kwargs)):
-                is_scaled = first is not None and address(first) in self._scaled
+                is_scaled = first is not None and storage_of(first) in self._scaled
                 return pytree.tree_map_only(Tensor, lambda made: self._made(made, is_scaled), func(*args, **kwargs))
             if known.writes and any(t.is_floating_point() and self._is_given(t) for t in written_by(func, args, kwargs)):
                 raise NotImplementedError(f"{func} writes to a tensor of the model")
@@ -80,7 +81,7 @@ class Retyped(TorchDispatchMode):
             return body_of(func.name())(*args, **kwargs)
 
     def _is_given(self, tensor: Tensor) -> bool:
-        return address(tensor) in self._given
+        return storage_of(tensor) in self._given
 
     def _stand_in(self, argument: Any, types: Types) -> Any:
         """What stands for an argument; for types by themselves ``types`` says it."""
@@ -88,7 +89,7 @@ class Retyped(TorchDispatchMode):
             dtype = argument.dtype
             if dtype not in self._types or (dtype in self._stand_ins and not self._is_given(argument)):
                 return argument
-            return self._converted(argument, address(argument) in self._scaled)
+            return self._converted(argument, storage_of(argument) in self._scaled)
         if isinstance(argument, (list, tuple)):
             return [self._stand_in(one, types) for one in argument]
         return types.get(argument, argument) if isinstance(argument, torch.dtype) else argument
@@ -107,7 +108,7 @@ class Retyped(TorchDispatchMode):
 class _Saying(TorchFunctionMode):
     """A block in which tensors say the type that they stand for, which the code of a model passes on (``x.to(y.dtype)``)."""
 
-    def __init__(self, own: Types, given: set[int]) -> None:
+    def __init__(self, own: Types, given: set[int | None]) -> None:
         super().__init__()
         self._own, self._given = own, given
 
@@ -117,7 +118,7 @@ class _Saying(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():  # not by another block of the same, around an operator of ours
             found = args[0].dtype
-            return found if address(args[0]) in self._given else self._own.get(found, found)
+            return found if storage_of(args[0]) in self._given else self._own.get(found, found)
 
 
 @frozen
