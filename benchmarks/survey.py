@@ -108,14 +108,11 @@ def chosen(asked: list[str], dtype: str, out: Path, commit: str) -> list[str]:
 
 
 def _elements(name: str) -> int:
-    """Elements of the model's parameters."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    """Elements of the parameters of the model that is measured: of the class that the core opens it with."""
+    from agentcompile_core.stages.capture.huggingface import load_pretrained
 
-    config = AutoConfig.from_pretrained(harness.CONFIGS / name)
-    kind = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
-    with torch.device("meta"):
-        return sum(p.numel() for p in kind.from_config(config).parameters())
+    opened = load_pretrained(str(harness.CONFIGS / name), dtype=None, device="cpu", meta=True, random_weights=None)
+    return sum(p.numel() for p in opened.module.parameters())
 
 
 def main(arguments: list[str] | None = None) -> int:

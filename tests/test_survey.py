@@ -38,6 +38,7 @@ def test_models_of_this_commit_are_not_measured_again_and_the_largest_come_first
     assert survey.chosen(names, "bfloat16", tmp_path, "now") == ["qwen3-4b", "llama-3.2-1b"]
     assert survey.chosen(names, "bfloat16", tmp_path, "later") == ["qwen3-4b", "qwen3-1.7b", "llama-3.2-1b"]
     assert survey.chosen(names, "float16", tmp_path, "now") == ["qwen3-4b", "qwen3-1.7b", "llama-3.2-1b"]
+    assert survey.chosen(["qwen2.5-vl-3b", "qwen3-4b"], "float16", tmp_path, "now") == ["qwen3-4b", "qwen2.5-vl-3b"], "one with images"
     with pytest.raises(SystemExit, match=r"frob is no model of benchmarks/configs; there are .*llama-3\.2-1b"):
         survey.chosen(["frob"], "bfloat16", tmp_path, "now")
 
