@@ -210,9 +210,9 @@ def test_kernels_and_timings_are_no_part_of_what_an_answer_is_stored_under(plann
     kernel = Kernel(digest="d", backend="fake", arch="sm_90a", binary=b"one", sha256="s", compiler="c")
     question = ChainQuestion(graph=graphs.graphs[0], regions=regions, selections=selections, target=ctx.target, backend="cuda", position=64,
                              alternatives=chain.alternatives_of(regions, selections, evidence, ctx), margin=0.01, budget_s=1.0)
-    key = keys.chain_key(chain._timeless(question), "here")
-    assert key == keys.chain_key(chain._timeless(evolve(question, kernels=(kernel,), budget_s=9.0)), "here")
-    assert key != keys.chain_key(chain._timeless(evolve(question, position=65)), "here")
+    key = keys.chain_key(chain.timeless(question), "here")
+    assert key == keys.chain_key(chain.timeless(evolve(question, kernels=(kernel,), budget_s=9.0)), "here")
+    assert key != keys.chain_key(chain.timeless(evolve(question, position=65)), "here")
 
 
 def test_the_worker_is_asked_once_with_the_kernels_and_its_answer_is_used_again(planned) -> None:  # type: ignore[no-untyped-def]

@@ -56,9 +56,11 @@ class Made(SimpleNamespace):
 class Search(chain_search.ChainSearch):
     """A chain whose step takes ``us(choice)``, on a clock that goes on when it captures and samples."""
 
-    def __init__(self, us: Callable[[Choice], float], alternatives: tuple[Alternative, ...], budget_s: float = 1e9) -> None:
-        question: Any = SimpleNamespace(selections=selections(), alternatives=alternatives, regions=tuple(map(region, REGIONS)),
-                                        budget_s=budget_s, margin=CHAIN_MARGIN * MARGIN, with_framework=False)
+    def __init__(self, us: Callable[[Choice], float], alternatives: tuple[Alternative, ...], budget_s: float = 1e9,
+                 covers: tuple[Selection, ...] = ()) -> None:
+        question: Any = SimpleNamespace(selections=selections(), alternatives=alternatives, covers=covers,
+                                        regions=tuple(map(region, REGIONS)), budget_s=budget_s, margin=CHAIN_MARGIN * MARGIN,
+                                        with_framework=False)
         super().__init__(question, lambda what: None)
         self.us, self.now, self.captures = us, 0.0, list[float]()
         self.alive, self.most_alive = weakref.WeakSet[Made](), 0

@@ -51,8 +51,8 @@ class Chain(ChainSearch):
     def __init__(self, times: dict[Choice, float], options: int, budget_s: float = 60.0) -> None:
         others = tuple(Alternative(signature="s", match_id=place, selected=selected(place, number))
                        for place in PLACES for number in range(options))
-        question: Any = SimpleNamespace(selections=(selection((0, 0, 0)),), alternatives=others, regions=(region(),), budget_s=budget_s,
-                                        margin=CHAIN_MARGIN * MARGIN, with_framework=False)
+        question: Any = SimpleNamespace(selections=(selection((0, 0, 0)),), alternatives=others, covers=(), regions=(region(),),
+                                        budget_s=budget_s, margin=CHAIN_MARGIN * MARGIN, with_framework=False)
         super().__init__(question, lambda what: None)
         self.times = times
 

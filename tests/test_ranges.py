@@ -91,15 +91,16 @@ class Worker:
         return json.loads(serial.dumps(answer))
 
 
-def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lambda first, evidence: ()) -> tuple[Any, ...]:
-    """The first selections, evidence, what is selected later, and the worker."""
+def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lambda first, evidence: (),
+           store: Store | None = None) -> tuple[Any, ...]:
+    """The first selections, evidence, what is selected later, and the worker. ``budget_s``: what is left when it begins."""
     ctx, graphs, _, plans = planned
     first, evidence = selected(planned, points=12)
     first = tuple(evolve(s, basis=Basis.CHAIN, steps=tuple(evolve(x, basis=Basis.CHAIN) for x in s.steps)) for s in first)
     digests = {c.source.digest for c in evidence.candidates}
     kernels = {d: Kernel(digest=d, backend="fake", arch="sm_90a", binary=b"\x00", sha256="s", compiler="c") for d in digests}
     worker = Worker(blocks)
-    ctx = evolve(ctx, backend=doubles.FakeBackend(), store=Store(None), worker=worker, budget=Budget(budget_s))
+    ctx = evolve(ctx, backend=doubles.FakeBackend(), store=store or Store(None), worker=worker, budget=Budget(budget_s))
     ctx.budget.start()
     return first, evidence, later_ranges.later(graphs.graphs[0], plans, first, evolve(evidence, kernels=kernels), ctx,
                                                trials(first, evidence)), worker

@@ -3,13 +3,18 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_ranges import CONTEXT, SETTINGS, chosen, grid_of
+from test_ranges import CONTEXT, SETTINGS, Worker, chosen, grid_of
 from test_ranges import planned as planned
 
 from agentcompile_core.budget import FIRST_S, RANGES_LEAST_S, RANGES_SHARE, Budget
+from agentcompile_core.errors import Cause
 from agentcompile_core.ir import ranges
+from agentcompile_core.stages.select import ranges as later_ranges
+from agentcompile_core.store import Store
+from agentcompile_core.worker.client import WorkerLost
 
 
 @pytest.mark.parametrize(("total_s", "kept_s"), [(FIRST_S, 0.0), (FIRST_S + 1, RANGES_LEAST_S), (10.0, RANGES_LEAST_S), (100.0, 13.0)])
@@ -43,3 +48,35 @@ def test_short_of_time_one_choice_holds_for_all_that_is_behind(planned: Any, bud
     assert (held == [{4}, {4}]) == bool(asked)
     assert any("as one range" in one for one in heard) == (len(asked) == 1)
     assert any("no time was left" in one for one in heard) == (not asked)
+
+
+@settings(SETTINGS, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cold_s=st.sampled_from([0.5, 1.1, 2.1, 4.1, 60.0]), warm_s=st.sampled_from([0.0, 0.9, 1.1, 4.1, 60.0]))
+def test_a_warm_run_repeats_the_ranges_of_the_cold_one_however_much_time_each_has(planned: Any, cold_s: float, warm_s: float) -> None:
+    """Else it would ask what nobody has answered yet, and a warm compile would take as long as another search."""
+    store = Store(None)
+    cold, warm = (chosen(planned, lambda position: 4 if position < 4096 else 8, budget_s=s, store=store) for s in (cold_s, warm_s))
+    assert warm[3].asked == [] and warm[2] == cold[2]
+    other = (evolve(planned[0], config=evolve(planned[0].config, budget_s=planned[0].config.budget_s + 1.0)), *planned[1:])
+    again = chosen(other, lambda position: 4 if position < 4096 else 8, store=store)
+    assert tuple(log.start for log in again[2].logs) == ranges.starts(CONTEXT), "another budget is another search"
+
+
+@pytest.mark.parametrize("text", ["", "3 1", "1 2", "-1 0", "1", "1 x", "1 1 1"])
+def test_what_is_remembered_wrongly_is_not_believed(planned: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(None)
+    monkeypatch.setattr(store, "text", lambda kind, key: text if kind == later_ranges.KIND else None)
+    later, worker = chosen(planned, lambda position: 4, store=store)[2:]
+    assert len(worker.asked) == len(later.logs) == 2
+
+
+def test_a_failure_of_the_moment_is_not_remembered(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, call = Store(None), Worker.call
+
+    def lost(self: Worker, *arguments: object, **named: object) -> object:
+        raise WorkerLost(Cause.CRASH, "it is gone")
+
+    monkeypatch.setattr(Worker, "call", lost)
+    assert not chosen(planned, lambda position: 4, store=store)[2].logs
+    monkeypatch.setattr(Worker, "call", call)
+    assert len(chosen(planned, lambda position: 4, store=store)[2].logs) == 2

@@ -80,3 +80,8 @@ def servers_key(signature: str, target: Target, where: str) -> str:
 def chain_key(question: Any, where: str) -> str:
     """Key of an answer of the captured chain: the question without its timings, and the environment."""
     return "chain-" + serial.digest(question, where, length=32)
+
+
+def ranges_key(question: Any, budget_s: float, where: str) -> str:
+    """Key of how many later ranges of positions were judged: the question of the first of them, the budget and the environment."""
+    return "ranges-" + serial.digest(question, budget_s, where, length=32)

@@ -42,12 +42,16 @@ class Alternative:
 
 @frozen(kw_only=True)
 class ChainQuestion:
-    """What the chain is asked: which of ``alternatives`` to take in place of what ``selections`` hold."""
+    """What the chain is asked: which of ``alternatives`` to take in place of what ``selections`` hold.
+
+    ``covers``: other covers of their regions, each with the best step alone of every match; one takes the place of another as a whole.
+    """
 
     graph: Graph
     regions: tuple[Region, ...]
     selections: Selections
     alternatives: tuple[Alternative, ...]
+    covers: Selections = field(default=(), metadata={UNSAID: True})
     target: Target
     backend: str
     position: int
@@ -90,6 +94,19 @@ def replaced(selections: Selections, alternative: Alternative) -> Selections:
         return (*others, alternative.selected) if alternative.selected else tuple(others)
 
     return tuple(evolve(s, steps=steps(s)) if s.signature == alternative.signature else s for s in selections)
+
+
+def matches_of(selection: Selection) -> frozenset[str]:
+    """The matches that it has a step for."""
+    return frozenset(s.step.match_id for s in selection.steps)
+
+
+def toward(selections: Selections, cover: Selection) -> tuple[Alternative, ...]:
+    """What makes ``cover`` of what is held of its region: first its steps for matches that nothing is held for, then those that go."""
+    held = frozenset[str]().union(*(matches_of(s) for s in selections if s.signature == cover.signature))
+    mine = {s.step.match_id: s for s in cover.steps}
+    return (*(Alternative(signature=cover.signature, match_id=m, selected=s) for m, s in mine.items() if m not in held),
+            *(Alternative(signature=cover.signature, match_id=m, selected=None) for m in sorted(held - set(mine))))
 
 
 def changes(before: Selections, after: Selections) -> tuple[Alternative, ...]:

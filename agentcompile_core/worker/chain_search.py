@@ -46,8 +46,8 @@ class ChainSearch:
         best = self.captured(self.q.selections)
         first_us = _median_us(best, PAIRS)
         started, best = self._sound(self.q.selections, best)
-        first = Descent(self._try_out, started, best, self.q.regions, deadline)
-        first.run(self.q.alternatives)
+        first = self._descent(started, best, deadline)
+        first.run(self.q.alternatives, self.q.covers)
         self._trials += first.trials
         held, best = self._in_other_order(started, best, first, deadline)
         us = _median_us(best, PAIRS)
@@ -69,14 +69,17 @@ class ChainSearch:
         stop_at = deadline - self._slowest_s  # both ends are compared within the budget
         if not alternatives or time.monotonic() > stop_at:
             return first.held, first.best
-        second = Descent(self._try_out, started, start, self.q.regions, stop_at)
-        second.run(alternatives)
+        second = self._descent(started, start, stop_at)
+        second.run(alternatives, first.near(self.q.covers))
         different = changes(first.held, second.held) if second.taken else ()
         if not different or time.monotonic() > deadline:
             return first.held, first.best
         outcome = self._compared(second.best, first.best)
         self._trials.append(logged(different, outcome))
         return (first.held, first.best) if outcome.winner is None else (second.held, second.best)
+
+    def _descent(self, started: Selections, start: Variant, stop_at: float) -> Descent:
+        return Descent(self._try_out, started, start, self.q.regions, stop_at, (*self.q.selections, *self.q.covers))
 
     def _try_out(self, challenger: Selections, best: Variant, what: tuple[Alternative, ...]) -> Outcome:
         self.phase(" with ".join(map(str, what)))

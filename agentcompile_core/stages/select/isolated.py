@@ -15,7 +15,7 @@ from ...errors import bounded
 from ...ir.baseline import FRAMEWORK
 from ...ir.candidate import CALLABLE, StepSource
 from ...ir.evaluated import Evaluated
-from ...ir.framework_time import by_parts, levelled, working_nodes
+from ...ir.framework_time import Nodes, by_parts, levelled, working_nodes
 from ...ir.plan import Cover, Fusion, RegionPlan
 from ...ir.record import Measurement, TuningRecord
 from ...ir.region import Region
@@ -23,6 +23,9 @@ from ...ir.selection import Basis, SelectedStep, Selection, fallback
 from ...ir.verdict import Outcome
 from ...plugin.catalog import Catalog
 from ...runtime.sources import version_of
+
+MOST_RUNNERS_UP = 3
+NEARLY_US = 4.0  # in one instance: what covers may differ by alone, and be told apart only by what launches cost beside each other
 
 
 class Taken(enum.Enum):
@@ -50,6 +53,44 @@ def best_alone(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, ta
     for record in found.records:
         by_signature.setdefault(record.signature, []).append(record)
     return tuple(_region(plan, by_signature.get(plan.signature, []), found, ctx, taken) for plan in plans)
+
+
+def runners_up(plans: tuple[RegionPlan, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context) -> tuple[Selection, ...]:
+    """Other covers than those of ``selections`` (as ``best_alone`` gave them), of which every match has a step: up to ``MOST_RUNNERS_UP``
+    of each region, which save nearly as much by isolated timings; the best first, regions in the order of ``plans``.
+    """
+    chosen = {s.signature: s for s in selections}
+    made: list[Selection] = []
+    for plan in plans:
+        best = chosen[plan.signature]
+        if best.steps:
+            records = [record for record in found.records if record.signature == plan.signature]
+            made += _nearly_as_good(plan, best, records, found, ctx)
+    return tuple(made)
+
+
+def _nearly_as_good(plan: RegionPlan, best: Selection, records: list[TuningRecord], found: Evaluated, ctx: Context) -> list[Selection]:
+    region, competes = plan.region, ctx.config.framework_competes
+    choices = {match.id: _choose(match.id, records, found, None, competes) for match in region.matches}
+    covers = [cover for cover in plan.space.covers if cover.matches]
+    worth = _worth(covers, choices, _told_us(records, region) if competes else {}, region)
+    held, nodes = next(cover for cover in covers if cover.rank == best.cover.rank), working_nodes(region)
+    seen, made = {frozenset(s.step.match_id for s in best.steps)}, list[Selection]()
+    for cover in sorted(covers, key=lambda c: (-worth[c][0], c.rank)):
+        lost_us = worth[held][0] - worth[cover][0]
+        left = not competes and bool(_working(best.cover, nodes) - _working(cover, nodes))
+        if frozenset(cover.matches) in seen or lost_us > NEARLY_US or left:
+            continue
+        steps = [_selected(choices[match], region, found, ctx.catalog) for match in cover.matches]
+        whole = tuple(step for step in steps if isinstance(step, SelectedStep) and step.basis is Basis.MEASURED)
+        if len(whole) == len(steps):
+            seen.add(frozenset(cover.matches))
+            made.append(_selection(region, cover, whole, ()))
+    return made[:MOST_RUNNERS_UP]
+
+
+def _working(cover: Cover, nodes: Nodes) -> frozenset[str]:
+    return frozenset[str]().union(*(nodes[match] for match in cover.matches))
 
 
 def _region(plan: RegionPlan, records: list[TuningRecord], found: Evaluated, ctx: Context, taken: Taken) -> Selection:
@@ -186,17 +227,22 @@ def step_of(record: TuningRecord, region: Region, source: StepSource, baseline: 
 def _selection(region: Region, cover: Cover, steps: tuple[SelectedStep, ...], reasons: tuple[tuple[str, str], ...]) -> Selection:
     kept = {step.step.match_id for step in steps}
     inside = {node for step in steps for node in step.nodes}
-    outside = [node.name for node in region.graph.nodes if node.name not in inside]
     fusion = cover.fusion if len(kept) == len(cover.matches) else Fusion.PARTIAL
     matches = tuple(m for m in cover.matches if m in kept)
     bases = {step.basis for step in steps}
     basis = next(b for b in (Basis.PROVISIONAL, Basis.MEASURED, Basis.CHAIN) if b in bases)
-    if outside:
-        names = ", ".join(outside[:6]) + (", ..." if len(outside) > 6 else "")
-        reasons = (*reasons, (f"{len(outside)} nodes", f"on the framework: {names}"))
     return Selection(
         signature=region.signature, region=region.name, cover=evolve(cover, matches=matches, fusion=fusion), steps=steps,
-        fallback_reasons=reasons, basis=basis,
+        fallback_reasons=(*reasons, *_outside(region, inside)), basis=basis,
         region_us=sum((s.measurement.us for s in steps if s.measurement), 0.0),
         baseline_us=sum((s.baseline.us for s in steps if s.baseline), 0.0))
 
+
+
+def _outside(region: Region, inside: set[str]) -> tuple[tuple[str, str], ...]:
+    """The nodes that no step has, in words, as a reason of a selection."""
+    outside = [node.name for node in region.graph.nodes if node.name not in inside]
+    if not outside:
+        return ()
+    names = ", ".join(outside[:6]) + (", ..." if len(outside) > 6 else "")
+    return ((f"{len(outside)} nodes", f"on the framework: {names}"),)

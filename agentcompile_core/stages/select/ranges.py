@@ -17,12 +17,14 @@ from ...ir.record import TuningRecord
 from ...ir.region import Match, Region
 from ...ir.selection import SelectedStep, Selection
 from ...plugin.events import Skipped
+from ...store import keys
 from ...worker.chain_question import Alternative
 from ...worker.neighbours import NEAR, in_order
 from . import chain
 
 MOST_PER_STEP = 16
 MOST_PER_NEIGHBOUR = 4
+KIND = "ranges"  # of texts in the store
 LEAST_S, WORTH_S = 1.0, 2.0  # for a range: less is over before the chain is made; what one is worth where there are others to judge
 
 
@@ -56,36 +58,65 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
     held, made = selections, Later()
     reading = alternatives_of(graph, regions, selections, found, ctx)
     alternatives = (*reading, *_beside(reading, regions, selections, trials, found, ctx)) if reading else ()
-    stop_at = ctx.budget.stop_at("ranges")
-    judged = _affordable(capacity, stop_at - ctx.budget.now(), ctx) if alternatives else ()
+    if not alternatives:
+        return made
+    stop_at, key = ctx.budget.stop_at("ranges"), _key(graph, regions, selections, alternatives, ctx)
+    before = _remembered(key, len(ranges.starts(capacity)), ctx)
+    count = _affordable(capacity, stop_at - ctx.budget.now()) if before is None else before[0]
+    _tell(capacity, count, ctx)
+    judged, done, failed = ranges.judged(capacity, count), 0, False
     for index, (start, position) in enumerate(judged):
-        left_s = (stop_at - ctx.budget.now()) / (len(judged) - index)
-        if left_s < LEAST_S:
+        left_s = max(0.0, stop_at - ctx.budget.now()) / (len(judged) - index)
+        if left_s < LEAST_S if before is None else index >= before[1]:
             _skipped(start, ctx)
             break
         question = chain.question_of(graph, regions, held, alternatives, position, left_s, ctx)
         won, answer = chain.ask(evolve(question, with_framework=False), held, found, ctx)
         if answer is None:
+            failed = True
             continue
+        done += 1
         log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=start)
         others = tuple(_from(start, new, old, position) for new, old in zip(won, held, strict=True) if _steps(new) != _steps(old))
         made = Later(selections=(*made.selections, *others), logs=(*made.logs, log))
         changed = {s.signature for s in others}
         held = (*(s for s in held if s.signature not in changed), *others)
+    if not failed:
+        ctx.store.put_text(KIND, key, f"{count} {done}")
     return made
 
 
-def _affordable(capacity: int, seconds: float, ctx: Context) -> tuple[tuple[int, int], ...]:
-    """Where ranges that ``seconds`` suffice for begin, and where each is judged: what wins behind the first one wins by much, and one
-    choice for all positions from there on has most of it."""
+def _key(graph: Graph, regions: tuple[Region, ...], held: tuple[Selection, ...], alternatives: tuple[Alternative, ...],
+         ctx: Context) -> str:
+    """Of what the ranges are chosen from, and of the budget: another one is another search."""
+    assert ctx.backend is not None
+    question = chain.question_of(graph, regions, held, alternatives, 0, 0.0, ctx)
+    return keys.ranges_key(chain.timeless(question), float(ctx.config.budget_s), keys.environment(ctx.backend))
+
+
+def _remembered(key: str, most: int, ctx: Context) -> tuple[int, int] | None:
+    """How many ranges there were when they were chosen before, and for how many of them the time had sufficed; None: never. A warm run
+    asks what the cold one did, which has answers."""
+    words = (ctx.store.text(KIND, key) or "").split()
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        return None
+    count, done = map(int, words)
+    return (count, done) if done <= count <= most else None
+
+
+def _affordable(capacity: int, seconds: float) -> int:
+    """For how many ranges ``seconds`` suffice: what wins behind the first one wins by much, and one choice for all positions from there
+    on has most of it."""
+    return min(len(ranges.starts(capacity)), max(int(seconds / WORTH_S), int(seconds >= LEAST_S)))
+
+
+def _tell(capacity: int, count: int, ctx: Context) -> None:
     starts = ranges.starts(capacity)
-    count = min(len(starts), max(int(seconds / WORTH_S), int(seconds >= LEAST_S)))
     if not count:
         _skipped(starts[0], ctx)
     elif count < len(starts):
         together = f"positions from {starts[count - 1]} on were chosen for as one range, since time was short"
         ctx.emit(Skipped(subject="ranges", message=together))
-    return ranges.judged(capacity, count)
 
 
 def _skipped(start: int, ctx: Context) -> None:

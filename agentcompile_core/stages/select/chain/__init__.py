@@ -7,19 +7,20 @@ from ....errors import Cause, Failure, StageName, UsageError
 from ....ir import serial
 from ....ir.baseline import FRAMEWORK
 from ....ir.candidate import Kernel
-from ....ir.decisions import ChainTrial, chain_margin
+from ....ir.decisions import chain_margin
 from ....ir.evaluated import Evaluated
 from ....ir.graph import Graph
-from ....ir.plan import Fusion, RegionPlan, Step
+from ....ir.plan import RegionPlan
 from ....ir.record import Measurement, TuningRecord
 from ....ir.region import Region
-from ....ir.selection import Basis, SelectedStep, Selection
+from ....ir.selection import SelectedStep, Selection
 from ....plugin.events import ChainProgress, StoreMiss
 from ....store import keys
 from ....worker.chain_question import Alternative, ChainAnswer, ChainQuestion
 from ....worker.client import WorkerLost
 from ..cut import cut, layers_needed
-from ..isolated import step_of
+from ..isolated import runners_up, step_of
+from .annotated import annotated
 
 MOST_PER_STEP = 12
 MOST_LATER = 12  # further ones per step, tried where time is left
@@ -41,9 +42,10 @@ def run(
     """
     regions = tuple(plan.region for plan in plans)
     capacity = capacity_of(graph) or POSITION * 4
-    alternatives = alternatives_of(regions, selections, found, ctx)
+    covers = runners_up(plans, selections, found, ctx)
+    alternatives = alternatives_of(regions, selections, found, ctx, covers)
     question = question_of(graph, regions, selections, alternatives, min(POSITION, capacity // 4), ctx.budget.left_s("chain"), ctx)
-    return ask(question, selections, found, ctx)
+    return ask(evolve(question, covers=covers), selections, found, ctx)
 
 
 def capacity_of(graph: Graph) -> int:
@@ -68,11 +70,12 @@ def ask(question: ChainQuestion, selections: tuple[Selection, ...], found: Evalu
     if answer is None:
         return selections, None
     _tell_refused(answer, question, ctx)
-    return tuple(_annotated(s, old, answer, question) for s, old in zip(answer.selections, selections, strict=True)), answer
+    return tuple(annotated(s, old, answer, question) for s, old in zip(answer.selections, selections, strict=True)), answer
 
 
 def _tell_refused(answer: ChainAnswer, question: ChainQuestion, ctx: Context) -> None:
-    steps = (*(x for s in question.selections for x in s.steps), *(a.selected for a in question.alternatives if a.selected is not None))
+    held = (*question.selections, *question.covers)
+    steps = (*(x for s in held for x in s.steps), *(a.selected for a in question.alternatives if a.selected is not None))
     owners = {str(s.step): s.step.implementation for s in steps}
     for _, _, step, why in answer.refused:
         ctx.fail(Failure(stage=StageName.SELECT, cause=Cause.TOLERANCE, plugin=owners.get(step, "core"), subject=step, message=why))
@@ -81,14 +84,14 @@ def _tell_refused(answer: ChainAnswer, question: ChainQuestion, ctx: Context) ->
 def _stored(question: ChainQuestion, found: Evaluated, ctx: Context) -> ChainAnswer | None:
     # Neither the budget nor the kernels are part of the key: an answer that took longer is as good, and the sources name the kernels.
     assert ctx.backend is not None
-    key = keys.chain_key(_timeless(question), keys.environment(ctx.backend))
+    key = keys.chain_key(timeless(question), keys.environment(ctx.backend))
     text = ctx.store.text("chain", key)
     if text is not None:
         try:
             return serial.loads(text, ChainAnswer)
         except UsageError:
             ctx.emit(StoreMiss(key=key))
-    asked = evolve(question, kernels=kernels_of(question.selections, question.alternatives, found, ctx))
+    asked = evolve(question, kernels=kernels_of((*question.selections, *question.covers), question.alternatives, found, ctx))
     try:
         raw = ctx.running_worker().call(
             "agentcompile_core.worker.judge:judge",
@@ -104,86 +107,36 @@ def _stored(question: ChainQuestion, found: Evaluated, ctx: Context) -> ChainAns
     return answer
 
 
-def _timeless(question: ChainQuestion) -> ChainQuestion:
+def timeless(question: ChainQuestion) -> ChainQuestion:
     """The question without kernels and without the microseconds that differ from run to run, for its key."""
 
     def plain(step: SelectedStep) -> SelectedStep:
         return evolve(step, measurement=None, baseline=None, reason="", max_abs=0.0, max_rel=0.0)
 
-    selections = tuple(
-        evolve(s, steps=tuple(plain(x) for x in s.steps), region_us=0.0, baseline_us=0.0, fallback_reasons=()) for s in question.selections
-    )
+    def bare(selections: tuple[Selection, ...]) -> tuple[Selection, ...]:
+        return tuple(evolve(s, steps=tuple(plain(x) for x in s.steps), region_us=0.0, baseline_us=0.0, fallback_reasons=())
+                     for s in selections)
+
     alternatives = tuple(evolve(a, selected=plain(a.selected) if a.selected else None) for a in question.alternatives)
-    return evolve(question, selections=selections, alternatives=alternatives, kernels=(), budget_s=0.0)
-
-
-def _annotated(new: Selection, old: Selection, answer: ChainAnswer, question: ChainQuestion) -> Selection:
-    before = {s.step.match_id: s for s in old.steps}
-
-    def reason(step: SelectedStep) -> SelectedStep:
-        was = before.get(step.step.match_id)
-        if was is not None and was.step == step.step:
-            return evolve(step, basis=Basis.CHAIN, reason=f"{was.reason}; {_outcome(step, new.signature, answer, question)}")
-        why = f"faster inside the captured chain than {was.step.schedule}, which won alone" if was else "faster inside the captured chain"
-        return evolve(step, basis=Basis.CHAIN, reason=why)
-
-    kept = {s.step.match_id for s in new.steps}
-    wrong = {match: why for signature, match, _, why in answer.refused if signature == new.signature}
-    removed = tuple((m, wrong.get(m, "inside the captured chain the framework is faster")) for m in before if m not in kept)
-    cover = evolve(
-        new.cover,
-        matches=tuple(m for m in new.cover.matches if m in kept),
-        fusion=new.cover.fusion if kept == set(before) else Fusion.PARTIAL if kept else Fusion.FRAMEWORK,
-    )
-    return evolve(
-        new,
-        steps=tuple(reason(s) for s in new.steps),
-        cover=cover,
-        basis=Basis.CHAIN if kept else Basis.FALLBACK,
-        fallback_reasons=(*new.fallback_reasons, *removed),
-    )
-
-
-def _outcome(step: SelectedStep, signature: str, answer: ChainAnswer, question: ChainQuestion) -> str:
-    """What became of the alternatives of a step that stayed."""
-    held = {(s.signature, x.step) for s in question.selections for x in s.steps}
-    mine = [a for a in question.alternatives if a.place == (signature, step.step.match_id)
-            and (a.selected is None or (a.signature, a.selected.step) not in held)]
-    count = len(mine)
-    if not count:
-        return "there was no alternative to try inside the captured chain"
-    tried = sum(1 for a in mine if (*a.place, a.step) in _tried(answer))
-    if any(trial.taken and (signature, step.step.match_id) in {place[:2] for place in _changed(trial)} for trial in answer.trials):
-        return "it was replaced on the way, and is faster beside what else is held"
-    if not tried:
-        return f"none of its {count} alternatives was tried inside the captured chain: the time was used up"
-    if tried < count:
-        return f"of its {count} alternatives none that the time allowed was faster inside the captured chain"
-    return f"none of its {count} alternatives was faster inside the captured chain"
-
-
-def _tried(answer: ChainAnswer) -> set[tuple[str, str, Step | None]]:
-    """Everything that a trial of the log put into the place of a step: signature, match, and step."""
-    return {place for trial in answer.trials for place in _changed(trial)}
-
-
-def _changed(trial: ChainTrial) -> list[tuple[str, str, Step | None]]:
-    return [(trial.signature, trial.match_id, trial.step), *((signature, step.match_id, step) for signature, step in trial.beside),
-            *((signature, match, None) for signature, match in trial.without)]
+    return evolve(question, selections=bare(question.selections), covers=bare(question.covers), alternatives=alternatives, kernels=(),
+                  budget_s=0.0)
 
 
 def alternatives_of(
-    regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context
+    regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context, covers: tuple[Selection, ...] = ()
 ) -> tuple[Alternative, ...]:
-    """For every selected step up to twelve others that passed and were measured, and its removal if it lost alone to a framework
-    that may take part; behind those of all steps up to twelve further ones each, which are tried later.
+    """For every selected step, and for those that only other ``covers`` have, up to twelve others that passed and were measured, and its
+    removal if it lost alone to a framework that may take part; behind those of all steps up to twelve further ones each, tried later.
 
     At least one per class (shared memory, registers, bytes in flight) is among them: the chain's winner is rarely the
     fastest alone. The steps with the largest share of the time come first.
     """
     groups: list[tuple[float, list[Alternative], list[Alternative]]] = []
-    for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
-        for step in selection.steps:
+    for region in regions:
+        steps = dict[str, SelectedStep]()
+        for step in (x for s in (*selections, *covers) if s.signature == region.signature for x in s.steps):
+            steps.setdefault(step.step.match_id, step)
+        for step in steps.values():
             mine = rivals(step, region, found)
             share = (step.measurement.us if step.measurement else 0.0) * len(region.instances)
             made = [(alternative(r, region, step.baseline, found, ctx), n < MOST_PER_STEP) for n, r in enumerate(_diverse(mine))]
