@@ -20,9 +20,11 @@ from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.runtime.buffers import buffer_plan
 from agentcompile_core.runtime.program import Program, Segment
 from agentcompile_core.stages.analyze.boundaries import partition
+from agentcompile_core.stages.capture import functional
 from agentcompile_core.stages.capture.export import export_forward
 from agentcompile_core.stages.capture.importer import import_program
 from agentcompile_core.stages.capture.normalize import normalize
+from agentcompile_core.stages.capture.rewrite import rebuild
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import fake_match
 
@@ -96,6 +98,28 @@ def _applied(name: str, x: Tensor) -> Tensor:
         "relu_": lambda: x.relu_(), "mul_": lambda: x.mul_(1.5), "t": lambda: x.t(), "slice": lambda: x[:, ::2], "add": lambda: x + 1,
         "tanh": x.tanh, "reshape": lambda: x.reshape(x.shape[1], x.shape[0]), "dropout": lambda: nn.functional.dropout(x, 0.5, False),
     }[name]()
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from((*OPERATIONS, "mul_", "relu_", "tanh")), st.integers(0, 9)), min_size=1, max_size=10),
+       st.integers(0, 9))
+def test_writes_that_become_pure_together_are_those_that_would_one_after_the_other(steps: list[tuple[str, int]], shown: int) -> None:
+    """So many of them that the model has as few writes as it can, whichever goes first."""
+    def call(_: Of, x: Tensor) -> Tensor:
+        known = [x.exp()]
+        for name, which in steps:
+            known.append(_applied(name, known[-1 - which % min(2, len(known))]))
+        return known[-1] * 2, known[shown % len(known)]
+
+    graph = one = import_program(export_forward(Of(call), ROW), "forward", GraphKind.FORWARD)
+    while (found := [(i, pure) for i, n in enumerate(one.nodes) if (pure := functional._pure(one, functional._Memory(one), i, n))]):
+        nodes = list(one.nodes)
+        nodes[found[-1][0]] = found[-1][1]
+        one = rebuild(one, nodes)
+    assert functional.without_writes(graph) == one
+    wanted = call(None, ROW[0].clone())  # type: ignore[arg-type]
+    for mine, other in zip(run(functional.without_writes(graph), call), wanted, strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_what_only_the_result_shows_becomes_pure() -> None:

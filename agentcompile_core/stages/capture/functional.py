@@ -20,15 +20,35 @@ def without_writes(graph: Graph) -> Graph:
     so do those to memory that an earlier view still shows to somebody.
     """
     while True:
-        found = next(((i, pure) for i, node in enumerate(graph.nodes) if (pure := _pure(graph, i, node)) is not None), None)
-        if found is None:
+        memory = _Memory(graph)
+        # All at once: a write that is gone leaves less memory to be seen by others, so that none of them can begin to matter.
+        nodes = [_pure(graph, memory, index, node) or node for index, node in enumerate(graph.nodes)]
+        if all(new is old for new, old in zip(nodes, graph.nodes, strict=True)):
             return graph
-        nodes = list(graph.nodes)
-        nodes[found[0]] = found[1]
         graph = rebuild(graph, nodes)
 
 
-def _pure(graph: Graph, index: int, node: Node) -> Node | None:
+class _Memory:
+    """Who shares memory in a graph, where each name of it comes from, and who reads it last."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._roots, count = memory_roots(graph), len(graph.nodes)
+        self._names: dict[str, list[str]] = {}
+        for name, root in self._roots.items():
+            self._names.setdefault(root, []).append(name)
+        self._outside = {root for root, names in self._names.items()
+                         if any(graph.kind_of(name) is not ValueKind.INTERMEDIATE for name in names)}
+        self._made = {out: index for index, node in enumerate(graph.nodes) for out in node.outputs}
+        self._read = {name: index for index, node in enumerate(graph.nodes) for name in (*node.inputs, *node.mutates)}
+        self._read |= dict.fromkeys(graph.outputs, count)
+
+    def is_seen(self, index: int, name: str) -> bool:
+        """Whether something outside, or something that runs behind node ``index``, looks at the memory of ``name`` by an earlier name."""
+        root = self._roots[name]
+        return root in self._outside or any(self._made.get(one, -1) < index < self._read.get(one, -1) for one in self._names[root])
+
+
+def _pure(graph: Graph, memory: _Memory, index: int, node: Node) -> Node | None:
     """The pure twin of a call that writes its first operand and nothing else, where that changes nothing; else None."""
     if len(node.mutates) != 1 or len(node.outputs) != 1 or not node.args or node.args[0] != Ref(node.mutates[0]):
         return None
@@ -36,7 +56,7 @@ def _pure(graph: Graph, index: int, node: Node) -> Node | None:
     target, result = graph.spec(node.mutates[0]), graph.spec(node.outputs[0])
     others = [graph.spec(value) for value in node.inputs if value != node.mutates[0]]
     same_form = target == result and not target.strides and all(_keeps(o, target) and not o.strides for o in others)
-    if not name.endswith("_") or not target.dtype.is_float or not same_form or _is_seen(graph, index, node):
+    if not name.endswith("_") or not target.dtype.is_float or not same_form or memory.is_seen(index, node.mutates[0]):
         return None
     op = f"aten.{name[:-1]}.{overload}"
     try:
@@ -49,18 +69,6 @@ def _pure(graph: Graph, index: int, node: Node) -> Node | None:
 def _keeps(other: TensorSpec, target: TensorSpec) -> bool:
     """Whether a floating point ``target`` stays of its type beside an operand like ``other``: of the same, an index or a mask."""
     return other.dtype is target.dtype or not other.dtype.is_float
-
-
-def _is_seen(graph: Graph, index: int, node: Node) -> bool:
-    """Whether something outside, or something that runs later, looks at the memory of ``node`` by an earlier name."""
-    roots = memory_roots(graph)
-    shown = {name for name, root in roots.items() if root == roots[node.mutates[0]]}
-    if any(graph.kind_of(name) is not ValueKind.INTERMEDIATE for name in shown):
-        return True
-    later = {out for one in graph.nodes[index:] for out in one.outputs}
-    earlier = shown - later
-    reads = {name for one in graph.nodes[index + 1:] for name in (*one.inputs, *one.mutates)} | set(graph.outputs)
-    return bool(earlier & reads)
 
 
 _OWNED = {ValueKind.INPUT: "its arguments", ValueKind.WEIGHT: "its own parameters", ValueKind.CONSTANT: "its own buffers"}
