@@ -3,6 +3,7 @@
 from agentcompile_rules_transformers import testing as made
 from agentcompile_rules_transformers.attention import AttentionRule
 from agentcompile_rules_transformers.elementwise import ElementwiseRule
+from agentcompile_rules_transformers.linear import LinearRule
 from agentcompile_rules_transformers.rope import RopeTableRule
 from attrs import evolve
 
@@ -19,6 +20,22 @@ def row_broadcast() -> Pair:
     x = draft.given("in0", shape, dtype)
     shifted = draft.one("aten.add.Tensor", (x, draft.given("in1", (40,), dtype)), shape, dtype)
     return matched(ElementwiseRule(), draft.graph(draft.one("aten.tanh.default", (shifted,), shape, dtype)))
+
+
+def six_inputs() -> Pair:
+    """The sum of as many inputs as a kernel takes."""
+    draft, dtype, shape = made.Draft(), DType.F16, (3, 264)
+    total = draft.given("in0", shape, dtype)
+    for number in range(1, 6):
+        total = draft.one("aten.add.Tensor", (total, draft.given(f"in{number}", shape, dtype)), shape, dtype)
+    return matched(ElementwiseRule(), draft.graph(total))
+
+
+def tanh_gelu() -> Pair:
+    """A linear layer with the approximate gelu behind it."""
+    draft, shape = made.Draft(), (1, 1, 40)
+    out = draft.linear("linear", draft.given("x", (1, 1, 264), DType.F32), 40, 264, DType.F32, False)
+    return matched(LinearRule(), draft.graph(*draft.call("aten.gelu.default", (out,), shape, dtype=DType.F32, approximate="tanh")))
 
 
 def partly_rotated_with_sinks(heads: tuple[int, int], head_dim: int, rotary_dim: int, dtype: DType) -> Pair:

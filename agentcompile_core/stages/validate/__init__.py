@@ -24,6 +24,7 @@ from .entries import Entry, Place, Queue, environment, job_of
 from .ledger import Ledger
 from .resume import Search, spent_before
 from .turns import Turns
+from .twins import Twins
 
 
 def run(candidates: tuple[Candidate, ...], ordered: tuple[OrderedPlan, ...], left_s: float, ctx: Context,
@@ -114,8 +115,11 @@ class _Stage:
         sent: list[Entry] = []
         if fresh:
             self._await_worker()
-            for index, evaluation in self._evaluations(fresh, turns, sent):
+            twins = Twins(fresh)
+            for index, evaluation in self._evaluations(fresh, turns, sent, twins):
                 ledger.take(sent[index], evaluation)
+                for twin in twins.of(sent[index]):
+                    ledger.share(twin, sent[index])
                 if ledger.hopeless:
                     break
         if not ledger.hopeless and search.ended:
@@ -133,16 +137,18 @@ class _Stage:
         ctx.budget.delay(waited_s)
         self._stop_at += waited_s
 
-    def _evaluations(self, fresh: list[Entry], turns: Iterable[Entry], sent: list[Entry]) -> Iterator[tuple[int, Evaluation]]:
+    def _evaluations(self, fresh: list[Entry], turns: Iterable[Entry], sent: list[Entry],
+                     twins: Twins) -> Iterator[tuple[int, Evaluation]]:
         worker = self._ctx.running_worker()
         if self._backend.side_by_side:
-            return worker.evaluate_beside(self._jobs_beside(fresh, sent), stop_at=self._stop_at)
-        return worker.evaluate(self._jobs(turns, sent), stop_at=self._stop_at, window=self._backend.window)
+            return worker.evaluate_beside(self._jobs_beside(fresh, sent, twins), stop_at=self._stop_at)
+        return worker.evaluate(self._jobs(turns, sent, twins), stop_at=self._stop_at, window=self._backend.window)
 
-    def _jobs(self, turns: Iterable[Entry], sent: list[Entry]) -> Iterator[Job]:
+    def _jobs(self, turns: Iterable[Entry], sent: list[Entry], twins: Twins) -> Iterator[Job]:
         for entry in turns:
-            if not self._ledger.is_settled(entry):
+            if not (self._ledger.is_settled(entry) or twins.waits(entry)):
                 sent.append(entry)
+                twins.send(entry)
                 yield self._job(entry)
 
     def _by_promise(self, fresh: list[Entry], earlier: tuple[TuningRecord, ...], again: frozenset[Place]) -> Turns:
@@ -150,15 +156,16 @@ class _Stage:
         tried = Counter((r.signature, r.step.match_id) for r in known if r.step.implementation != FRAMEWORK)
         return Turns(fresh, self._ordered, self._ledger, self._ctx.target, tried, again)
 
-    def _jobs_beside(self, fresh: list[Entry], sent: list[Entry]) -> Iterator[Job | None]:
+    def _jobs_beside(self, fresh: list[Entry], sent: list[Entry], twins: Twins) -> Iterator[Job | None]:
         """None as long as every entry that is left shares nodes with one under way: a rival that passes settles them."""
         waiting = list(fresh)
-        while waiting := [entry for entry in waiting if not self._ledger.is_settled(entry)]:
+        while waiting := [entry for entry in waiting if not (self._ledger.is_settled(entry) or twins.waits(entry))]:
             under_way = [entry for entry in sent if not self._ledger.knows(entry)]
             free = next((entry for entry in waiting if not any(entry.is_rival_of(other) for other in under_way)), None)
             if free is not None:
                 waiting.remove(free)
                 sent.append(free)
+                twins.send(free)
             yield self._job(free) if free is not None else None
 
     def _job(self, entry: Entry) -> Job:

@@ -95,8 +95,8 @@ def _entry(step: Step, trial: Trial, signature: str, backend: Backend, ctx: Cont
         cases = cases_for(trial.match, kind, f"{ctx.config.seed} {signature}", emulated=backend.emulated, source=trial.source,
                           schedule=step.schedule)
         trial, where = evolve(trial, cases=cases), environment(backend, ctx)
-        return Entry(candidate=Candidate(signature=signature, step=step, source=trial.source), trial=trial,
-                     key=keys.record_key(trial, where, keys.code_of(type(kind))),
+        key = keys.record_key(trial, where, keys.code_of(type(kind)))
+        return Entry(candidate=Candidate(signature=signature, step=step, source=trial.source), trial=trial, key=key, twin=key,
                      kernel_key=keys.kernel_key(trial.source, ctx.target, backend),
                      baseline_key=keys.baseline_key(trial.match, trial.graph, where), rank=-1, advisor="", primary=True,
                      nodes=frozenset(trial.match.nodes), weight=trial.match.bytes_moved)

@@ -15,6 +15,7 @@ from ...plugin.interfaces import Backend
 from ...store import keys
 from ...worker import Job
 from . import final_checks
+from .computation import computation_of, twin_of
 from .input_cases import cases_for
 
 Place = tuple[str, str]  # signature, match id
@@ -34,6 +35,7 @@ class Entry:
     primary: bool  # part of the planner's favourite cover
     nodes: frozenset[str]
     weight: int  # bytes per run of the program, for the order of evaluation
+    twin: str = field(repr=False)  # equal where one evaluation speaks for both; see twins
 
     @property
     def place(self) -> Place:
@@ -67,6 +69,7 @@ class Queue:
         self._ordered = {one.signature: one for one in ordered}
         self._ranks = {(one.signature, step): rank for one in ordered for step, rank in zip(one.steps, one.ranks, strict=True)}
         self._trials: dict[Place, Trial | None] = {}
+        self._computations: dict[Place, str] = {}
         self.where = environment(backend, ctx)
         self.untried: list[Untried] = []
 
@@ -114,6 +117,11 @@ class Queue:
                 self._trials[place] = trial_of(candidate, match, ordered, self._backend, self._ctx)
         return self._trials[place]
 
+    def _computation(self, place: Place, trial: Trial) -> str:
+        if place not in self._computations:
+            self._computations[place] = computation_of(trial.match, trial.graph)
+        return self._computations[place]
+
     def _entry(self, candidate: Candidate, trial: Trial) -> Entry:
         ordered, backend = self._ordered[candidate.signature], self._backend
         trial = evolve(trial, source=candidate.source, cases=self._cases(candidate, trial.match))
@@ -124,7 +132,8 @@ class Queue:
             baseline_key=keys.baseline_key(trial.match, trial.graph, self.where),
             rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=ordered.record.advisor,
             primary=trial.match.id in ordered.primary, nodes=frozenset(trial.match.nodes),
-            weight=trial.match.bytes_moved * len(ordered.plan.region.instances))
+            weight=trial.match.bytes_moved * len(ordered.plan.region.instances),
+            twin=twin_of(candidate, trial, self._computation((candidate.signature, trial.match.id), trial)))
 
 
 def by_turns(queues: list[list[Entry]]) -> list[Entry]:

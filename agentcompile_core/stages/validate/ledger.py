@@ -71,6 +71,22 @@ class Ledger:
         self.cached.add((entry.candidate.signature, step))
         self._add(evolve(record, signature=entry.candidate.signature, step=step, advisor=entry.advisor, advisor_rank=entry.rank), entry)
 
+    def share(self, entry: Entry, other: Entry) -> None:
+        """Record and store for ``entry`` what was found out about ``other``, its twin in another region: the times of both of them too."""
+        found = next(record for record in reversed(self.records) if record.key == other.key)
+        step, signature = entry.candidate.step, entry.candidate.signature
+        self._order += 1
+        record = evolve(found, key=entry.key, signature=signature, step=step, source_digest=entry.candidate.source.digest,
+                        advisor=entry.advisor, advisor_rank=entry.rank, order=self._order)
+        if record.failure not in _NOT_KEPT:
+            self._ctx.store.put_record(record)
+        baseline = self.baselines.get(other.place)
+        if baseline is not None and entry.place not in self.baselines:
+            self.baselines[entry.place] = evolve(baseline, key=entry.baseline_key, signature=signature, step=baseline_step(step.match_id))
+            self._ctx.store.put_record(self.baselines[entry.place])
+        self.cached.add((signature, step))
+        self._add(record, entry)
+
     def knows(self, entry: Entry) -> bool:
         """Whether the entry has a record."""
         return entry.key in self._known

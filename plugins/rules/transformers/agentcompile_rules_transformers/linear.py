@@ -229,22 +229,11 @@ def _with_norm(view: RegionView, product: Product, *, may_share: bool = True) ->
 
 
 def _match(view: RegionView, product: Product, given: Input) -> Match:
-    weight, norm = view.read("weight", *(linear.weight for linear in product.group)), given.norm
-    parameters = []
-    if norm is not None:
-        parameters = [view.read(f"norm_{name}", value) for name, value in (("weight", norm.weight), ("bias", norm.bias)) if value]
-    attributes = (("n", sum(linear.n for linear in product.group) // product.pair), ("k", product.group[0].k), ("pair", product.pair),
-                  ("norm", norm.kind if norm else "none"), ("norm_eps", norm.eps if norm else 0.0))
-    written = [product.out, *([view.write("norm_out", given.normed)] if given.normed else [])]
-    if given.before is not None:
-        before = given.before
-        parameters += [view.read("post_weight", before.norm.weight)] if before.norm.weight else []
-        parameters.append(view.read("residual", before.residual))
-        written += [view.write("residual_out", before.out)] if before.out else []
-        attributes = (*attributes, ("post_norm", before.norm.kind), ("post_eps", before.norm.eps))
+    first, weight = product.group[0], view.read("weight", *(linear.weight for linear in product.group))
+    sizes = (("n", sum(linear.n for linear in product.group) // product.pair), ("k", first.k), ("pair", product.pair))
     return Match(kind=LINEAR, label=product.label, nodes=view.deps.members(view.deps.mask(product.nodes)),
-                 operands=(view.read("x", given.x), weight, *parameters, *product.aux, *written), attributes=attributes,
-                 epilogue=_scaled(product.expression, product.pair, given.scale))
+                 operands=(view.read("x", given.x), weight, *given.read(view), *product.aux, product.out, *given.written(view)),
+                 attributes=(*sizes, *given.attributes), epilogue=_scaled(product.expression, product.pair, given.scale))
 
 
 def _bias_expression() -> Expression:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
-from agentcompile_core.plugin_api import DType, Node, Ref, RegionView, argument, is_contiguous
+from agentcompile_core.plugin_api import DType, Node, Operand, Ref, RegionView, Scalar, argument, is_contiguous
 
 from .norm import NormNode, norm_of
 
@@ -26,6 +26,26 @@ class Input:
     normed: str = ""
     before: "Sum | None" = None
     scale: float = 1.0
+
+    def read(self, view: RegionView) -> list[Operand]:
+        """What a layer over it reads beside ``x`` and its own weights."""
+        weights = [] if self.norm is None else [("norm_weight", self.norm.weight), ("norm_bias", self.norm.bias)]
+        added = [] if self.before is None else [("post_weight", self.before.norm.weight), ("residual", self.before.residual)]
+        return [view.read(name, value) for name, value in (*weights, *added) if value]
+
+    def written(self, view: RegionView) -> list[Operand]:
+        """What it writes for others on the way."""
+        made = (("norm_out", self.normed), ("residual_out", self.before.out if self.before is not None else ""))
+        return [view.write(name, value) for name, value in made if value]
+
+    @property
+    def attributes(self) -> tuple[tuple[str, Scalar], ...]:
+        """What of it is no operand."""
+        own: tuple[tuple[str, Scalar], ...] = (("norm", self.norm.kind if self.norm else "none"),
+                                               ("norm_eps", self.norm.eps if self.norm else 0.0))
+        if self.before is None:
+            return own
+        return (*own, ("post_norm", self.before.norm.kind), ("post_eps", self.before.norm.eps))
 
 
 @frozen(kw_only=True)
