@@ -22,6 +22,7 @@ from . import sums
 
 OUT = (Role.OUTPUT,)
 LANES = 32  # of a warp
+EDGES = 0.75  # of the cases have the first expert in a slot, and as many the last one
 
 
 class ExpertLinear(MatchKind):
@@ -34,7 +35,7 @@ class ExpertLinear(MatchKind):
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Different experts; logits that tell them apart; and rows, matrices and weights of those sums."""
         if operand.name == "logits":
-            return _apart(operand, generator, device)
+            return _apart(match, operand, generator, device)
         if operand.name == "experts":
             return _different(match.need("weight").spec.shape[0], operand, generator, device)
         return _swamped(match, operand, case, device) if case.family == sums.SWAMPED else None
@@ -44,16 +45,30 @@ class ExpertLinear(MatchKind):
         return (0.0, match.integer("k") ** -0.5) if operand.name == "weight" else (0.0, 0.1)
 
 
-def _apart(operand: Operand, generator: torch.Generator, device: str) -> Tensor:
+def _apart(match: Match, operand: Operand, generator: torch.Generator, device: str) -> Tensor:
     """Logits in any order, evenly spread: of equal ones it would not be known which expert is right."""
     count = operand.spec.numel
-    return (torch.randperm(count, generator=generator, device=device) * (8.0 / count) - 4.0).reshape(operand.spec.shape)
+    logits = torch.empty(count, device=device)
+    logits[_order(count, match.integer("slots"), generator, device)] = 4.0 - torch.arange(1, count + 1, device=device) * (8.0 / count)
+    return logits.reshape(operand.spec.shape)
 
 
 def _different(count: int, operand: Operand, generator: torch.Generator, device: str) -> Tensor:
     slots = operand.spec.numel
-    drawn = [torch.randperm(count, generator=generator, device=device) for _ in range(-(-slots // count))]
+    drawn = [_order(count, min(slots, count), generator, device) for _ in range(-(-slots // count))]
     return torch.cat(drawn)[:slots].reshape(operand.spec.shape)
+
+
+def _order(count: int, slots: int, generator: torch.Generator, device: str) -> Tensor:
+    """All experts in any order. The first and the last are each drawn into the slots three times in four, for what lies before and
+    behind their matrices is nobody's: an index that is off shows there, while it meets another expert's numbers elsewhere."""
+    keys = torch.rand(count, generator=generator, device=device)
+    edges = torch.tensor([0, count - 1], device=device)
+    drawn = torch.rand(2, generator=generator, device=device)
+    keys[edges] = torch.where(drawn < EDGES, drawn - 1.0, keys[edges])
+    order = keys.argsort()
+    within = torch.randperm(slots, generator=generator, device=device)
+    return torch.cat((order[:slots][within], order[slots:]))
 
 
 def _swamped(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:

@@ -39,7 +39,8 @@ struct Operands {
   int width;  // of a row of the matrix
 };
 
-// What a block computes: elements [begin, begin + count) of each stream, of the slots [slot, slot + slots), over rows [row, rows).
+// What a block computes: elements [begin, begin + count) of each stream, of the slots [slot, slot + slots), over
+// rows [row, row + rows).
 struct Part {
   int begin;
   int count;
@@ -58,7 +59,7 @@ struct Place {
   int row;
 
   __device__ __forceinline__ void advance(const Part& part) {
-    for (row += groups; row >= part.rows && slot < part.slots; ++slot) row -= part.rows - part.row;
+    for (row += groups; row >= part.row + part.rows && slot < part.slots; ++slot) row -= part.rows;
   }
 };
 
@@ -114,7 +115,7 @@ template <class Vector> __device__ __forceinline__ void add(const Batch<Vector>&
 // The sums of a group over its rows; the next ones are loaded while some are added up.
 template <class Vector>
 __device__ __forceinline__ void add_rows(const Operands& operands, const Part& part, int first, float (&sums)[streams][Vector::size]) {
-  const int rounds = (part.slots * (part.rows - part.row) + groups * Plan::unroll - 1) / (groups * Plan::unroll);
+  const int rounds = (part.slots * part.rows + groups * Plan::unroll - 1) / (groups * Plan::unroll);
   Place place{0, part.row + static_cast<int>(threadIdx.x) / Plan::lanes - groups};
   place.advance(part);
   Batch<Vector> even, odd;
@@ -216,7 +217,7 @@ experts_kernel(const Plan::T* x, const Plan::T* weight, const long long* experts
   const int span = (k + Plan::split - 1) / Plan::split;
   const int row = blockIdx.x % Plan::split * span;
   const int computed = Plan::summed ? slots : 1;
-  const Part part{begin, min(Plan::tile, end - begin), static_cast<int>(blockIdx.y), computed, row, min(row + span, k), chosen, sums,
+  const Part part{begin, min(Plan::tile, end - begin), static_cast<int>(blockIdx.y), computed, row, min(span, k - row), chosen, sums,
                   sums + warps * streams * Plan::tile};
   const Router<Plan> router{logits, router_bias, scores, choice, matrices, eps, factor};
   share_experts(router, experts, slots, part.slot, part.slots, chosen);

@@ -126,7 +126,7 @@ WRONG = {  # what is wrong: text, with what it is replaced, case
     "columns: weights of slots are left out": ("batch.given[u] *= ac::to_float(operands.scale[slot])", "", "columns, sum"),
     "columns: biases are not weighed": ("fmaf(ac::to_float(operands.scale[slot]), bias, sum)", "sum + bias", "columns, sum"),
     "columns: rows behind the last count": ("place.slot < part.slots;", "true;", "columns, gate"),
-    "columns: the last slot's rows are left out": ("part.slots * (part.rows", "(part.slots - 1) * (part.rows", "columns, sum"),
+    "columns: the last slot's rows are left out": ("part.slots * part.rows", "(part.slots - 1) * part.rows", "columns, sum"),
     "columns: a warp's sums are left out": ("; ++warp) sum +=", "; warp += 2) sum +=", "columns, gate"),
     "columns: a block's sums are left out": ("int block = 0;", "int block = 1;", "columns, sum, split"),
     "columns: a block's rows are read twice": ("::split * span;", "::split * 0;", "columns, gate, split"),

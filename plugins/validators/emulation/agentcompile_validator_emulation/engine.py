@@ -123,7 +123,7 @@ def _include_flags(toolchain: Toolchain) -> list[str]:
 
 
 def _kernel_flags(toolchain: Toolchain, mode: Mode) -> list[str]:
-    return [*_COMMON, *_KERNEL_FLAGS[mode], *toolchain.processor_flags]
+    return [*_COMMON, *_KERNEL_FLAGS[mode], *toolchain.processor_flags, *toolchain.poison_flags]
 
 
 _COMPILING: dict[Path, threading.Lock] = defaultdict(threading.Lock)

@@ -18,13 +18,15 @@ SETTING = "compiler of [plugin.emulation]"
 
 @frozen(kw_only=True)
 class Toolchain:
-    """A g++ with its version line, the folders of the CUDA headers, the flags for this processor, and those for a faster linker."""
+    """A g++ with its version line, the folders of the CUDA headers, and flags: those for this processor, those for a faster linker, and
+    those that fill what a kernel reads before it sets it."""
 
     compiler: str
     version: str
     includes: tuple[Path, ...]
     processor_flags: tuple[str, ...]
     linker_flags: tuple[str, ...]
+    poison_flags: tuple[str, ...]
 
 
 def _header_candidates() -> list[Path]:
@@ -76,6 +78,19 @@ def _linker_flags() -> tuple[str, ...]:
     return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
 
+# Every byte of a local variable is 0xfe until it is set: NaN in half precision, -1.7e38 in the other two, an index far outside.
+_POISON = "-ftrivial-auto-var-init=pattern"
+
+
+def _poison_flags(compiler: str) -> tuple[str, ...]:
+    """The flag, where this g++ knows it: from version 12 on. Else registers that nobody set hold what the stack held, often zeros."""
+    try:
+        done = subprocess.run([compiler, _POISON, "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return (_POISON,) if done.returncode == 0 else ()
+
+
 COMPILER: dict[str, Any] = {"doc": "the g++ that builds kernels for the CPU: a name on PATH or a path",
                             "user_only": True, "variable": "AGENTCOMPILE_EMULATION_CXX"}
 
@@ -95,7 +110,7 @@ def find_toolchain(compiler: str = GXX) -> Toolchain:
     if path is None:
         raise UsageError(f"{SETTING} is {compiler!r}, which is no program; name a g++ on PATH or by its path")
     return Toolchain(compiler=path, version=_version(path), includes=_cuda_includes(), processor_flags=_processor_flags(),
-                     linker_flags=_linker_flags())
+                     linker_flags=_linker_flags(), poison_flags=_poison_flags(path))
 
 
 def _version(path: str) -> str:

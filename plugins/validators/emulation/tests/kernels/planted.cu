@@ -85,6 +85,15 @@ extern "C" __global__ void bug_uninitialised_shared(const float* in, float* out,
   __syncthreads();
   if (i < count) out[i] = staged[threadIdx.x];
 }
+extern "C" __global__ void bug_first_load_left_out(const float* in, float* out, int count) {
+  const int first = (blockIdx.x * threads + threadIdx.x) * 2;
+  float ahead, sum = 0.0f;  // `ahead` should hold in[first] here
+  for (int i = first; i < first + 2 && i < count; ++i) {
+    sum += ahead;
+    ahead = i + 1 < count ? in[i + 1] : 0.0f;
+  }
+  if (first < count) out[first / 2] = sum;
+}
 extern "C" __global__ void bug_missing_warp_barrier(const float* in, float* out, int count) {
   __shared__ float staged[threads];
   const int i = blockIdx.x * threads + threadIdx.x;
