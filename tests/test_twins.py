@@ -36,8 +36,9 @@ def renamed(pair: Pair, suffix: str) -> Pair:
     """The same match of the same graph under other names."""
     match, graph = pair
     names = {value.name: value.name + suffix for value in graph.values}
-    nodes = tuple(evolve(n, name=n.name + suffix, args=tuple(map_refs(a, names) for a in n.args), outputs=tuple(names[o] for o in n.outputs),
-                         mutates=tuple(names[m] for m in n.mutates)) for n in graph.nodes)
+    nodes = tuple(evolve(n, name=n.name + suffix, args=tuple(map_refs(a, names) for a in n.args),
+                         mutates=tuple(names[m] for m in n.mutates),
+                         outputs=tuple(names[o] for o in n.outputs)) for n in graph.nodes)
     other = evolve(graph, name=graph.name + suffix, values=tuple(evolve(v, name=names[v.name]) for v in graph.values), nodes=nodes,
                    inputs=tuple(names[i] for i in graph.inputs), outputs=tuple(names[o] for o in graph.outputs))
     operands = tuple(evolve(o, values=tuple(names[v] for v in o.values)) for o in match.operands)
@@ -113,7 +114,8 @@ def test_where_nothing_is_timed_one_that_passes_settles_its_twins(tmp_path: Path
 
 CHANGES: dict[str, Callable[[Trial], Trial]] = {
     "an attribute": lambda t: evolve(t, match=evolve(t.match, attributes=(*t.match.attributes, ("more", 1)))),
-    "a type": lambda t: evolve(t, graph=evolve(t.graph, values=tuple(evolve(v, spec=evolve(v.spec, dtype=DType.F16)) for v in t.graph.values))),
+    "a type": lambda t: evolve(t, graph=evolve(t.graph, values=tuple(
+        evolve(v, spec=evolve(v.spec, dtype=DType.F16)) for v in t.graph.values))),
     "an operator": lambda t: evolve(t, graph=evolve(t.graph, nodes=tuple(evolve(n, op="aten.mul.Tensor") for n in t.graph.nodes))),
     "what is read": lambda t: evolve(t, graph=evolve(t.graph, nodes=tuple(evolve(n, args=(Ref("a"), Ref("a"))) for n in t.graph.nodes))),
     "which operand is which": lambda t: evolve(t, match=evolve(t.match, operands=tuple(
@@ -144,8 +146,8 @@ def test_what_differs_in_anything_but_names_and_seeds_is_no_twin(change: str) ->
 def test_names_and_seeds_make_no_difference(suffix: str, seed: int) -> None:
     trial = doubles.fake_trial("honest")
     match, graph = renamed((trial.match, trial.graph), suffix)
-    other = evolve(trial, match=match, graph=graph, cases=tuple(evolve(c, seed=seed + i, weights_seed=seed) for i, c in enumerate(trial.cases)))
-    assert twin(other) == twin(trial)
+    cases = tuple(evolve(case, seed=seed + number, weights_seed=seed) for number, case in enumerate(trial.cases))
+    assert twin(evolve(trial, match=match, graph=graph, cases=cases)) == twin(trial)
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text"])

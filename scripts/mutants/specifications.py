@@ -7,7 +7,7 @@ from agentcompile_rules_transformers import testing as made
 
 from agentcompile_core.plugin_api import DType
 
-from .drafted import Pair, ordered, partly_rotated_with_sinks, row_broadcast, scaled_table, turned_part
+from .drafted import Pair, ordered, partly_rotated_with_sinks, row_broadcast, scaled_table, six_inputs, tanh_gelu, turned_part
 
 
 def _linear(**said: Any) -> Callable[[], Pair]:
@@ -55,6 +55,9 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("gemv_sum_in_front", "gemv", lambda: made.summed_case(n=36, k=2056, post="rms", norm="rms"), {"path": "direct", "warps_per_row": 4}),
     ("gemv_sum_in_front_odd", "gemv", lambda: made.summed_case(n=20, k=515, post="rms_one_plus", norm="none", dtype=DType.BF16),
      {"path": "direct"}),
+    ("gemv_sum_in_front_long", "gemv", lambda: made.summed_case(n=20, k=4104, post="rms_once", norm="rms", dtype=DType.BF16),
+     {"path": "direct"}),
+    ("gemv_tanh_gelu", "gemv", tanh_gelu, {"path": "direct"}),
     ("ring_normed_for_others", "gemv", lambda: made.shared_norm_case(n=80, k=1032, norm="rms_one_plus"), {**SLICE, "path": "ring"}),
     ("ring_sum_in_front", "gemv", lambda: made.summed_case(n=72, k=1104, post="rms", norm="rms", swapped=True, dtype=DType.BF16),
      {**SLICE, "path": "ring"}),
@@ -148,6 +151,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("elementwise_row", "elementwise", row_broadcast, {}),
     ("elementwise_channels", "elementwise", lambda: made.batch_norm_case(shape=(2, 5, 3, 7), activation="relu"), {}),
     ("elementwise_ordered_f32", "elementwise", ordered, {}),
+    ("elementwise_six_inputs", "elementwise", six_inputs, {}),
     ("elementwise_turned_part", "elementwise", turned_part, {}),
     ("elementwise_parts_of_heads", "elementwise", lambda: made.part_case(heads=5, width=24, dtype=DType.BF16), {}),
     ("masked_attention_seen", "masked_attention",
@@ -273,6 +277,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**SLICE, "path": "stream", "warps": 4, "stages": (2, 3, 4)}),
     ("experts_columns_split", "experts", lambda: made.experts_case(sizes=(4, 3, 41, 270), lies=("columns",), bias=True),
      {"lanes": 8, "warps": 4, "unroll": 2, "split": 2}),
+    ("experts_columns_even_rounds", "experts", lambda: made.experts_case(sizes=(3, 4, 41, 256), lies=("columns",), activation=""),
+     {"lanes": 8, "warps": 8, "unroll": 4, "split": 1}),
     ("experts_chosen_here", "experts", lambda: made.routed_experts_case(sizes=(70, 4, 30, 264)),
      {"warps": 4, "rows": 1, "unroll": 1, "turns": 1}),
     ("experts_chosen_here_stream", "experts",
