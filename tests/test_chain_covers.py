@@ -28,8 +28,8 @@ from agentcompile_core.ir.verdict import Outcome, Verdict
 from agentcompile_core.report import audit_chain
 from agentcompile_core.report.audit import audit
 from agentcompile_core.runtime.sources import source_of
-from agentcompile_core.stages.select import chain
-from agentcompile_core.stages.select.isolated import MOST_RUNNERS_UP, NEARLY_US, Taken, best_alone, runners_up
+from agentcompile_core.stages.select import chain, isolated
+from agentcompile_core.stages.select.isolated import LEAST_SHARE, MOST_IN_ALL, MOST_RUNNERS_UP, NEARLY_US, Taken, best_alone, runners_up
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import descent
@@ -168,8 +168,17 @@ def test_runners_up_are_whole_nearly_as_good_and_few(planned: Any, data: st.Data
     found = runners_up(plans, best, evidence, ctx)
     backwards = evolve(evidence, records=tuple(reversed(evidence.records)))
     assert found == runners_up(plans, best, backwards, ctx)
+    shares = {c.signature: c.region_us * len(p.region.instances) for p, c in zip(plans, best, strict=True)}
+    assert len(found) <= MOST_IN_ALL and [shares[c.signature] for c in found] == sorted((shares[c.signature] for c in found), reverse=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated, "MOST_IN_ALL", 99)
+        every = runners_up(plans, best, evidence, ctx)
+    assert every[:MOST_IN_ALL] == found
     for plan, chosen in zip(plans, best, strict=True):
-        mine, views = matches_of(found, plan.signature), {n.name for n in plan.region.graph.nodes if n.kind == "view"}
+        if shares[plan.signature] < LEAST_SHARE * sum(shares.values()):
+            assert not matches_of(every, plan.signature)
+            continue
+        mine, views = matches_of(every, plan.signature), {n.name for n in plan.region.graph.nodes if n.kind == "view"}
         timed = {r.step.match_id for r in evidence.records if r.signature == plan.signature and r.verdict is not None}
         wholes = {frozenset(c.matches): c for c in plan.space.covers if c.matches and set(c.matches) <= timed}
         assert len(mine) <= MOST_RUNNERS_UP and len(set(mine)) == len(mine)

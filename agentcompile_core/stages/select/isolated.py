@@ -24,7 +24,7 @@ from ...ir.verdict import Outcome
 from ...plugin.catalog import Catalog
 from ...runtime.sources import version_of
 
-MOST_RUNNERS_UP = 3
+MOST_RUNNERS_UP, MOST_IN_ALL, LEAST_SHARE = 3, 6, 0.05  # a trial of the chain each
 NEARLY_US = 4.0  # in one instance: what covers may differ by alone, and be told apart only by what launches cost beside each other
 
 
@@ -57,16 +57,18 @@ def best_alone(plans: tuple[RegionPlan, ...], found: Evaluated, ctx: Context, ta
 
 def runners_up(plans: tuple[RegionPlan, ...], selections: tuple[Selection, ...], found: Evaluated, ctx: Context) -> tuple[Selection, ...]:
     """Other covers than those of ``selections`` (as ``best_alone`` gave them), of which every match has a step: up to ``MOST_RUNNERS_UP``
-    of each region, which save nearly as much by isolated timings; the best first, regions in the order of ``plans``.
+    of each region, which save nearly as much by isolated timings, and ``MOST_IN_ALL``; those of regions that take most time first, the
+    best of each first. None of a region that takes less than ``LEAST_SHARE`` of it.
     """
     chosen = {s.signature: s for s in selections}
+    us = {plan.signature: chosen[plan.signature].region_us * len(plan.region.instances) for plan in plans}
     made: list[Selection] = []
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: -us[plan.signature]):
         best = chosen[plan.signature]
-        if best.steps:
+        if best.steps and us[plan.signature] >= LEAST_SHARE * sum(us.values()):
             records = [record for record in found.records if record.signature == plan.signature]
             made += _nearly_as_good(plan, best, records, found, ctx)
-    return tuple(made)
+    return tuple(made[:MOST_IN_ALL])
 
 
 def _nearly_as_good(plan: RegionPlan, best: Selection, records: list[TuningRecord], found: Evaluated, ctx: Context) -> list[Selection]:
