@@ -70,6 +70,12 @@ def test_equal_logits_are_taken_in_their_order(levels: int, seed: int) -> None:
     assert tensors["experts"].flatten().tolist() == sorted(range(70), key=lambda i: (-logits[i], i))[:8]
 
 
+def test_the_later_of_equals_would_be_seen_though_the_budget_allows_it() -> None:
+    match, graph, tensors = routed("normalized", 70, 8, torch.zeros(70))
+    ran(replaced(lowered(match), "keys[i] > best.key", "keys[i] >= best.key"), match, tensors)
+    assert tensors["experts"].flatten().tolist() != list(range(8)) and budget_use(match, graph, tensors) <= 1.0
+
+
 def test_the_same_expert_twice_is_refused_even_among_equals() -> None:
     match, graph, tensors = routed("after", 8, 3, torch.zeros(8))
     ran(lowered(match), match, tensors)
