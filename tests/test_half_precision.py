@@ -75,13 +75,31 @@ def test_values_that_are_weighed_and_added_in_half_precision_are_refused(
 @settings(max_examples=8, derandomize=True, database=None, deadline=None)
 def test_products_that_are_added_in_half_precision_are_refused(dtype: DType, per_lane: int, seed: int) -> None:
     match, graph = made.linear_case(n=48, k=528, dtype=dtype)
-    (case,) = lasting(match, seed)
+    case = next(one for one in lasting(match, seed) if one.family == "swamped")
 
     def compute(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         products = tensors["weight"].float() * tensors["x"].reshape(1, -1).float()
         return in_lanes(products.T, -(-528 // per_lane), torch_dtype(dtype)).reshape(1, 1, -1)
 
     assert refused(match, graph, case, compute)
+
+
+@given(lanes=st.sampled_from([8, 16, 32, 64]), seed=st.integers(0, 99))
+@settings(max_examples=8, derandomize=True, database=None, deadline=None)
+def test_products_of_bf16_that_are_added_in_fp16_are_refused(lanes: int, seed: int) -> None:
+    """By lanes that load vectors of eight in turns, four of them or more each."""
+    match, graph = made.linear_case(n=48, k=2048, dtype=DType.BF16)
+    case = next(one for one in lasting(match, seed) if one.family == "swamped_half")
+
+    def compute(tensors: dict[str, torch.Tensor], narrow: bool = True) -> torch.Tensor:
+        products = (tensors["weight"].float() * tensors["x"].reshape(1, -1).float()).reshape(48, -1, lanes, 8)
+        sums = torch.zeros(48, lanes)
+        for term in products.transpose(2, 3).flatten(1, 2).unbind(1):
+            sums = (sums + term).half().float() if narrow else sums + term
+        return sums.sum(1).reshape(1, 1, -1)
+
+    assert refused(match, graph, case, compute)
+    assert not refused(match, graph, case, lambda tensors: compute(tensors, narrow=False))
 
 
 @given(columns=st.sampled_from([1024, 2048]), per_lane=st.integers(16, 64), seed=st.integers(0, 99), norm=st.sampled_from(["rms", "layer"]))
@@ -136,7 +154,7 @@ PLACES = [  # subject, type, the accumulator; 18b94be6f084 of docs/mutants.md is
     ("lanes_split", "fp16", "weighted[g][e] = __half2float"),
     ("lanes_split", "fp16", "sum[g] = __half2float(__float2half_rn(sum[g] + (scores"),
     ("tensor_split_bf16", "fp16", "kept : weighted[j][w]"), ("gemv_rows", "fp16", "sums[number] = __half2float"),
-    ("norm_block", "bf16", "squares = __bfloat162float"),
+    ("norm_block", "bf16", "squares = __bfloat162float"), ("ring_nine_warps", "fp16", "sums[number] = __half2float"),
 ]
 
 

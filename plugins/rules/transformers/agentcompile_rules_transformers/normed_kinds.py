@@ -8,6 +8,7 @@ from agentcompile_core.plugin_api import (
     WEIGHTS,
     AttributeKind,
     Case,
+    DType,
     Match,
     MatchKind,
     Operand,
@@ -40,7 +41,8 @@ class Normed(MatchKind):
     def lasting_families(self, match: Match) -> tuple[str, ...]:
         """Sums whose small terms are lost where they are kept in half precision."""
         layer = self.name == kind_names.NORM and match.text("norm", "none").startswith("layer")
-        found = (sums.SWAMPED, sums.SWAMPED_MEAN) if layer else (sums.SWAMPED,)
+        narrow = self.name == kind_names.LINEAR and match.need("x").spec.dtype is DType.BF16
+        found = (sums.SWAMPED, *[sums.SWAMPED_MEAN] * layer, *[sums.SWAMPED_HALF] * narrow)
         return found if match.need("x").spec.dtype in sums.NARROW else ()
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
@@ -49,7 +51,7 @@ class Normed(MatchKind):
 
 
 LINEAR = Normed(
-    name=kind_names.LINEAR, version=5, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
+    name=kind_names.LINEAR, version=6, labels=(L.GEMV, L.NORM_GEMV, L.QKV_PROJECTION, L.GATED_MLP),
     doc="y = epilogue(acc, aux), acc[p][i] = sum_k weight[p*n + i, k] * prologue(x)[k];"
         " epilogue over acc0 (acc1 if pair is 2), aux0, aux1; none: acc0",
     operands=(

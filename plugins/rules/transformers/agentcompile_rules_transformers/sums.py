@@ -5,9 +5,9 @@ among small ones that lie just below half a step of theirs in 16 bits: whoever a
 all accumulators err to the same side. Towers are values near the end of fp16's range: two of them leave it.
 
 ``swamped``: the products of a linear layer are such terms, and the squares of a normed row; of attention, whose positions
-all weigh the same, the elements of V. ``swamped_mean``: the elements of a row of layer norm. ``uneven``: the weights of a
-softmax, and the products of q with the keys of every second heavy position. ``uneven_half``: the weights of a softmax in bf16, in
-steps of fp16, the heavy ones first.
+all weigh the same, the elements of V. ``swamped_half``: those products for bf16, by steps of fp16, the large ones first.
+``swamped_mean``: the elements of a row of layer norm. ``uneven``: the weights of a softmax, and the products of q with the
+keys of every second heavy position. ``uneven_half``: the weights of a softmax in bf16, in steps of fp16, the heavy ones first.
 """
 
 import math
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from agentcompile_core.plugin_api import Case, DType, Match, Operand
 
-SWAMPED, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF = "swamped", "swamped_mean", "uneven", "uneven_half"
-FAMILIES = (SWAMPED, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF)
+SWAMPED, SWAMPED_HALF, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF = "swamped", "swamped_half", "swamped_mean", "uneven", "uneven_half"
+FAMILIES = (SWAMPED, SWAMPED_HALF, SWAMPED_MEAN, UNEVEN, UNEVEN_HALF)
 FP16_HALF_STEP = 2.0**-11
 FEW = 1 / 16  # share of large weights where each small one says little
 NARROW = (DType.F16, DType.BF16)  # a kernel in float32 that adds in 16 bits shows everywhere; its own sums err to one side as well
@@ -32,6 +32,7 @@ BEYOND = 0.22  # steps by which means of V lie beyond a number of 16 bits, or sh
 VECTOR = 8  # elements that a lane loads at once: every second key has one large term in each, first
 TURNED_AWAY = 0.3  # elements of q below that carry nothing
 SPREAD = 0.05  # by how much elements of a row differ from their size
+FIRST_PARTS = (1 / 4, 1 / 8, 1 / 16, 1 / 2)  # of a row, in which large products of ``swamped_half`` lie
 WEIGHED = 2.0**-4  # size of the products of a linear layer
 
 
@@ -68,8 +69,20 @@ def of_row(match: Match, operand: Operand, case: Case, device: str) -> Tensor | 
     if match.text("norm", "none") != "none":
         mean = row.mean() if match.text("norm") == "layer" else 0.0
         row = (row - mean) * torch.rsqrt((row - mean).square().mean() + match.number("norm_eps"))
-    products = large_and_small(operand.spec.shape, SHARES[1], SMALL * half_step(operand), seeded(case, 2, device), device)
+    if case.family == SWAMPED_HALF:
+        products = _large_first(operand.spec.shape, device)
+    else:
+        products = large_and_small(operand.spec.shape, SHARES[1], SMALL * half_step(operand), seeded(case, 2, device), device)
     return WEIGHED * products / row
+
+
+def _large_first(shape: tuple[int, ...], device: str) -> Tensor:
+    """Products of rows whose large ones come first: of each vector, and all of them in the first part of a row, however long that is for
+    whoever cuts it into accumulators."""
+    rows, k = math.prod(shape[:-1]), shape[-1]
+    column, first = torch.arange(k, device=device), torch.tensor(FIRST_PARTS, device=device) * k
+    is_large = (column % VECTOR == 0) & (column < first.repeat(-(-rows // len(first)))[:rows, None])
+    return torch.where(is_large, LARGE, SMALL * FP16_HALF_STEP).reshape(shape)
 
 
 def spread(x: Operand, generator: torch.Generator, device: str) -> Tensor:
