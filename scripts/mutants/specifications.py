@@ -57,6 +57,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {"path": "direct"}),
     ("gemv_sum_in_front_long", "gemv", lambda: made.summed_case(n=20, k=4104, post="rms_once", norm="rms", dtype=DType.BF16),
      {"path": "direct"}),
+    ("gemv_sum_in_front_bare", "gemv", lambda: made.summed_case(n=24, k=520, post="rms_bare"), {"path": "direct"}),
     ("gemv_tanh_gelu", "gemv", tanh_gelu, {"path": "direct"}),
     ("ring_normed_for_others", "gemv", lambda: made.shared_norm_case(n=80, k=1032, norm="rms_one_plus"), {**SLICE, "path": "ring"}),
     ("ring_sum_in_front", "gemv", lambda: made.summed_case(n=72, k=1104, post="rms", norm="rms", swapped=True, dtype=DType.BF16),
