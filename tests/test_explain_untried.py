@@ -32,7 +32,7 @@ from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.stages import lower, validate
-from agentcompile_core.stages.select.chain import _outcome
+from agentcompile_core.stages.select.chain.annotated import _outcome
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Worker
@@ -186,7 +186,7 @@ def test_the_chain_never_says_that_nothing_was_faster_where_nothing_was_tried() 
     def said(tried: tuple[int | None, ...], *numbers: int | None) -> str:
         trials = (ChainTrial(signature="s", match_id="other", step=step(9, match="other")),  # of another step
                   *(ChainTrial(signature="s", match_id="m", step=None if n is None else step(n)) for n in tried))
-        question = SimpleNamespace(selections=selections, alternatives=tuple(map(way, numbers)))
+        question = SimpleNamespace(covers=(), selections=selections, alternatives=tuple(map(way, numbers)))
         return _outcome(chosen, "s", SimpleNamespace(trials=trials), question)
 
     assert "no alternative to try" in said((), 1)
