@@ -11,7 +11,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_chain import planned as planned
-from test_chain_descents import Search, answered, choice_of, log_of, steps_of
+from test_chain_descents import Search, answered, choice_of, log_of, rugged, steps_of
 from test_chain_neighbours import MARGIN, selected
 
 from agentcompile_core.budget import Budget
@@ -43,10 +43,6 @@ PLACES = tuple(dict.fromkeys(place for cover in COVERS for place in cover))
 def cover(number: int) -> Selection:
     return Selection(signature="s", region="s", cover=Cover(matches=COVERS[number], fusion=Fusion.FULL, rank=number), basis=Basis.MEASURED,
                      steps=tuple(selected(place, 0) for place in COVERS[number]))
-
-
-def rugged(seed: int) -> Any:
-    return lambda choice: random.Random(f"{seed} {sorted(choice.items())}").uniform(95.0, 105.0)
 
 
 def everything(options: int = 3) -> tuple[Alternative, ...]:

@@ -96,14 +96,14 @@ def replaced(selections: Selections, alternative: Alternative) -> Selections:
     return tuple(evolve(s, steps=steps(s)) if s.signature == alternative.signature else s for s in selections)
 
 
-def matches_of(selection: Selection) -> frozenset[str]:
-    """The matches that it has a step for."""
-    return frozenset(s.step.match_id for s in selection.steps)
+def matches_of(selections: Selections, signature: str) -> frozenset[str]:
+    """The matches of a region that ``selections`` have a step for."""
+    return frozenset(s.step.match_id for selection in selections if selection.signature == signature for s in selection.steps)
 
 
 def toward(selections: Selections, cover: Selection) -> tuple[Alternative, ...]:
     """What makes ``cover`` of what is held of its region: first its steps for matches that nothing is held for, then those that go."""
-    held = frozenset[str]().union(*(matches_of(s) for s in selections if s.signature == cover.signature))
+    held = matches_of(selections, cover.signature)
     mine = {s.step.match_id: s for s in cover.steps}
     return (*(Alternative(signature=cover.signature, match_id=m, selected=s) for m, s in mine.items() if m not in held),
             *(Alternative(signature=cover.signature, match_id=m, selected=None) for m in sorted(held - set(mine))))

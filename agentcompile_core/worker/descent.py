@@ -83,8 +83,8 @@ class Descent:
 
     def _fits(self, alternative: Alternative) -> bool:
         """Whether a cover has its match beside all that is held of its region."""
-        held = frozenset[str]().union(*(matches_of(s) for s in self.held if s.signature == alternative.signature))
-        return any((held | {alternative.match_id}) <= matches for signature, matches in self._covers if signature == alternative.signature)
+        together = matches_of(self.held, alternative.signature) | {alternative.match_id}
+        return any(together <= matches for signature, matches in self._covers if signature == alternative.signature)
 
     def _other_covers(self, covers: Selections) -> None:
         for cover in self.near(covers):
@@ -155,4 +155,4 @@ def _name(changes: tuple[Alternative, ...]) -> tuple[tuple[str, str, Step | None
 
 
 def _cover(selection: Selection) -> Cover:
-    return selection.signature, matches_of(selection)
+    return selection.signature, matches_of((selection,), selection.signature)

@@ -62,12 +62,12 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
         return made
     stop_at, key = ctx.budget.stop_at("ranges"), _key(graph, regions, selections, alternatives, ctx)
     before = _remembered(key, len(ranges.starts(capacity)), ctx)
-    count = _affordable(capacity, stop_at - ctx.budget.now()) if before is None else before[0]
+    count = _affordable(capacity, stop_at - ctx.budget.now()) if before is None else before.count
     _tell(capacity, count, ctx)
     judged, done, failed = ranges.judged(capacity, count), 0, False
     for index, (start, position) in enumerate(judged):
         left_s = max(0.0, stop_at - ctx.budget.now()) / (len(judged) - index)
-        if left_s < LEAST_S if before is None else index >= before[1]:
+        if left_s < LEAST_S if before is None else index >= before.done:
             _skipped(start, ctx)
             break
         question = chain.question_of(graph, regions, held, alternatives, position, left_s, ctx)
@@ -94,14 +94,21 @@ def _key(graph: Graph, regions: tuple[Region, ...], held: tuple[Selection, ...],
     return keys.ranges_key(chain.timeless(question), float(ctx.config.budget_s), keys.environment(ctx.backend))
 
 
-def _remembered(key: str, most: int, ctx: Context) -> tuple[int, int] | None:
-    """How many ranges there were when they were chosen before, and for how many of them the time had sufficed; None: never. A warm run
-    asks what the cold one did, which has answers."""
+@frozen
+class _Before:
+    """How many ranges there were when they were chosen before, and for how many of them the time had sufficed."""
+
+    count: int
+    done: int
+
+
+def _remembered(key: str, most: int, ctx: Context) -> _Before | None:
+    """What is known of an earlier run; None: there was none. A warm run asks what the cold one did, which has answers."""
     words = (ctx.store.text(KIND, key) or "").split()
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return None
-    count, done = map(int, words)
-    return (count, done) if done <= count <= most else None
+    before = _Before(*map(int, words))
+    return before if before.done <= before.count <= most else None
 
 
 def _affordable(capacity: int, seconds: float) -> int:
