@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from ..ir.graph import OFFSET, Argument, DType, Graph, Node, Ref, TensorSpec, Value, ValueKind, map_refs
 from .operator_names import ADVANCE, ADVANCE_ROWS, ARGMAX, ATTENTION
-from .row_axes import Together, together
+from .row_axes import Rows, Together, together
 from .schema import argument, canonical, shared_arguments
 
 IDS, POSITION, HISTORY, LIVE, OFFSETS = "rows.ids", "rows.position", "rows.history", "rows.live", "rows.offset"
@@ -120,7 +120,8 @@ class _Maker:
         wanted = {name: self._axis_of(name) for name in node.inputs if name not in self.shared}
         if any(axis is None for axis in wanted.values()):
             return False
-        found: Together | None = together(self.graph, node, {name: axis for name, axis in wanted.items() if axis is not None}, self.rows)
+        found: Together | None = together(self.graph, node, {name: axis for name, axis in wanted.items() if axis is not None},
+                                           Rows(now=1, wanted=self.rows))
         if found is None:
             return False
         names = {name: self._joined(name) for name in wanted}

@@ -30,6 +30,7 @@ from .importer import import_program
 from .left_behind import as_it_was
 from .lookups import look_up_positions, within_tables
 from .normalize import drop_noise, normalize
+from .one_row import keep_row_read
 from .own_attention import collapse_attention
 from .own_states import with_own_states
 from .rotary import frequencies_of
@@ -213,7 +214,7 @@ def _capture_prefill(deep: Deep, kv: KVSpec, chunks: Sequence[int]) -> list[Grap
         if tokens > most:
             break
         graph = found.derived(tokens, sizes[0], [size for size in sizes if size <= most])
-        graph = continue_states(_normal(within_tables(look_up_positions(graph)), model, kv, tracing, held), held)
+        graph = keep_row_read(continue_states(_normal(within_tables(look_up_positions(graph)), model, kv, tracing, held), held))
         graphs += [graph, fresh_variant(graph)]
     return graphs
 

@@ -35,11 +35,16 @@ def perform(graph: Graph, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     return tuple(values[name] for name in graph.outputs)
 
 
-def _run(graph: Graph, node: Node, values: dict[str, Tensor]) -> None:
+def called(node: Node, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """What one node makes of ``values``, given by name, which have no memory; whatever torch raises is raised."""
     operator: Any = operator_of(node.op)
     result = operator(*(_given(a, values) for a in node.args), **{name: _given(a, values) for name, a in node.kwargs})
-    made = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
-    if len(made) != len(node.outputs) or node.mutates != _written(operator, node):
+    return () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _run(graph: Graph, node: Node, values: dict[str, Tensor]) -> None:
+    made = called(node, values)
+    if len(made) != len(node.outputs) or node.mutates != _written(operator_of(node.op), node):
         raise Unlike(f"{node.name} returns {len(made)} values or writes other ones")
     for name, tensor in zip(node.outputs, made, strict=True):
         if _layout(spec_of(tensor)) != _layout(graph.spec(name)):
