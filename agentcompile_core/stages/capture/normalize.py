@@ -1,7 +1,7 @@
 """Graph -> Graph passes of capture: what every HuggingFace model writes out in full becomes one node per concept.
 
 Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
-``collapse_products``, whose contractions add the same products in another order, ``collapse_linear``, whose products with a parameter's
+``collapse_products`` and ``turn_streams``, which add the same products in another order, ``collapse_linear``, whose products with a parameter's
 columns may, ``turn_products``, whose products may, ``share_lines``, whose sums a GPU may add otherwise where there are fewer of them, and
 ``collapse_activations``, which round once.
 """
@@ -21,6 +21,7 @@ from .collapse_pairs import rotate_pairs
 from .collapse_products import collapse_products
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
+from .folded import fold_numbers
 from .full_masks import drop_full_masks
 from .functional import without_writes
 from .invariants import hoist_invariants
@@ -29,7 +30,9 @@ from .packing import pack_operands, repeat_no_masks
 from .rewrite import eliminate_dead_code, lasting, rebuild, resolve_chain
 from .shared_lines import share_lines
 from .turned_products import turn_products
+from .turned_streams import turn_streams
 from .write_out import drop_expansions, write_out
+from .written_parts import join_written
 
 
 def normalize(graph: Graph) -> Graph:
@@ -132,7 +135,8 @@ def _makes_a_copy(node: Node) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
+    without_writes, join_written, turn_streams, fold_numbers,
+    join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
     turn_products, linear_in_place, collapse_activations, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope,
     collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines, hoist_invariants, eliminate_dead_code,
 )

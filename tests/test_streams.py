@@ -1,0 +1,212 @@
+"""Streams that are stacked, mixed and added to in part (AltUp, hyper-connections), and numbers that are made of numbers alone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from agentcompile_core.ir.graph import Graph, GraphKind
+from agentcompile_core.ops.aliasing import written_in_place
+from agentcompile_core.ops.interpreter import compile_nodes
+from agentcompile_core.ops.region_view import is_contiguous
+from agentcompile_core.stages.capture.export import export_forward
+from agentcompile_core.stages.capture.importer import import_program
+from agentcompile_core.stages.capture.normalize import normalize
+
+
+class Of(nn.Module):
+    def __init__(self, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.call(*given)
+
+
+def captured(call: Callable[..., Tensor], *given: Tensor) -> Graph:
+    return normalize(import_program(export_forward(Of(call), given), "forward", GraphKind.FORWARD, 1))
+
+
+def results(graph: Graph, *given: Tensor) -> Tensor:
+    env = dict(zip(graph.inputs, (one.clone() for one in given), strict=True))
+    return compile_nodes(graph, device="cpu").bind(env)()[0]
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# ---- writes to a part
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_what_is_added_to_a_part_of_a_tensor_makes_a_new_one(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    first = data.draw(st.integers(-shape[axis], shape[axis] - 1))
+    end = data.draw(st.sampled_from([None, *(at for at in range(1, shape[axis] + 1) if at > first % shape[axis])]))
+    where = (slice(None),) * axis + (slice(first, end),)
+    x, y = drawn(*shape), drawn(*shape[axis + 1:], 1)[..., 0]
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        made = x * 2
+        before = made[where].exp().sum()
+        made[where] += y
+        made[where] *= 0.5
+        return made.tanh() + before + made[where].sum()
+
+    graph = captured(call, x, y)
+    whole = x[where].shape == x.shape  # then nothing is cut, and what is written is no part
+    assert whole or not written_in_place(graph)
+    assert torch.equal(results(graph, x, y), call(x, y))
+
+
+def seen_by_an_earlier_view(x: Tensor) -> Tensor:
+    made = x * 2
+    first = made[0]
+    made[:1] += 1
+    return made.exp() + first
+
+
+def result_written_again(x: Tensor) -> Tensor:
+    made = x * 2
+    part = made[1:]
+    part += 1
+    made[1:] *= 3
+    return part + made.sum()
+
+
+def written_again_as_a_whole(x: Tensor) -> Tensor:
+    made = x * 2
+    made[1:] += 1
+    part = made[1:]
+    made.mul_(3)
+    return made.sum() + part
+
+
+def an_argument(x: Tensor) -> Tensor:
+    x[1:] += 1
+    return x * 2
+
+
+def parts_within_each_other(x: Tensor) -> Tensor:
+    made = x * 2
+    made[1:] += 1
+    made[:2] -= made[2:]
+    return made * made[0]
+
+
+@pytest.mark.parametrize("call", [seen_by_an_earlier_view, result_written_again, written_again_as_a_whole, parts_within_each_other])
+def test_whatever_else_shows_that_memory_sees_what_it_should(call: Callable[..., Tensor]) -> None:
+    x = drawn(4, 3)
+    assert torch.equal(results(captured(call, x), x), call(x.clone()))
+
+
+def test_an_argument_that_is_written_stays_so() -> None:
+    x = drawn(4, 3)
+    graph = import_program(export_forward(Of(an_argument), (x,)), "forward", GraphKind.FORWARD, 1)
+    assert written_in_place(normalize(graph))
+
+
+def test_a_write_of_the_kind_that_every_layer_has_costs_one_walk() -> None:
+    """Graphs of many layers with a write each are rewritten at once: all of them are gone, and no write is left between."""
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(30):
+            x = x * 2
+            x[1:] += y
+        return x
+
+    x, y = drawn(4, 3), drawn(3)
+    graph = captured(call, x, y)
+    assert not written_in_place(graph) and sum(op == "aten.cat.default" for op in ops(graph)) == 30
+    assert torch.equal(results(graph, x, y), call(x, y))
+
+
+# ---- products that mix streams
+
+@settings(deadline=None, max_examples=25)
+@given(streams=st.integers(1, 6), mixed=st.integers(1, 6), width=st.integers(1, 33), turned=st.booleans(), added=st.booleans())
+def test_streams_are_mixed_where_they_lie(streams: int, mixed: int, width: int, turned: bool, added: bool) -> None:
+    x, c = drawn(streams, 1, 1, width), drawn(1, 1, streams * mixed)
+
+    def call(x: Tensor, c: Tensor) -> Tensor:
+        factors = c.reshape(1, 1, mixed, streams).permute(0, 1, 3, 2) if turned else c.reshape(1, 1, streams, mixed)
+        made = torch.matmul(x.permute(1, 2, 3, 0), factors).permute(3, 0, 1, 2)
+        if added and streams == mixed:
+            made += x
+        return made.contiguous().exp()
+
+    graph = captured(call, x, c)
+    torch.testing.assert_close(results(graph, x, c), call(x, c))
+    in_place = turned or 1 in (streams, mixed)  # else the factors would have to be turned
+    if in_place and width > 1 and streams > 1 and mixed > 1:
+        assert not any(op == "aten.contiguous.default" for op in ops(graph))
+        assert all(is_contiguous(graph.spec(name)) for node in graph.nodes for name in node.outputs if node.kind != "view")
+
+
+def test_streams_of_several_tokens_are_mixed_as_they_were() -> None:
+    x, c = drawn(4, 1, 5, 8), drawn(1, 5, 4, 4)
+    graph = captured(lambda x, c: torch.matmul(x.permute(1, 2, 3, 0), c).permute(3, 0, 1, 2).contiguous(), x, c)
+    assert any(op == "aten.contiguous.default" for op in ops(graph))
+
+
+@settings(deadline=None, max_examples=15)
+@given(streams=st.integers(1, 5), width=st.integers(1, 9))
+def test_what_repeats_a_row_for_each_stream_is_left_to_the_operator_that_reads_it(streams: int, width: int) -> None:
+    x, c = drawn(1, 1, width), drawn(streams, 1, 1, 1)
+    def call(x: Tensor, c: Tensor) -> Tensor:
+        return torch.mul(x.repeat(streams, 1, 1, 1), c)
+
+    graph = captured(call, x, c)
+    assert "aten.repeat.default" not in ops(graph)
+    assert torch.equal(results(graph, x, c), call(x, c))
+
+
+def test_what_a_repetition_makes_longer_is_repeated() -> None:
+    x, c = drawn(1, 3), drawn(1, 6)
+    def call(x: Tensor, c: Tensor) -> Tensor:
+        return x.repeat(1, 2) * c
+
+    assert torch.equal(results(captured(call, x, c), x, c), call(x, c))
+
+
+# ---- numbers of numbers
+
+@settings(deadline=None, max_examples=15)
+@given(share=st.floats(0.01, 0.99), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_a_threshold_of_a_share_is_a_number(share: float, dtype: torch.dtype) -> None:
+    def call(x: Tensor) -> Tensor:
+        chosen = torch.tensor(share, dtype=torch.float32)
+        threshold = torch.distributions.normal.Normal(0, 1).icdf(chosen).type(x.dtype)
+        return torch.relu(x - (x.mean(-1, keepdim=True) + x.std(-1, keepdim=True, unbiased=False) * threshold))
+
+    x = drawn(3, 40).to(dtype)
+    graph = captured(call, x)
+    assert not {"aten.erfinv.default", "aten.full.default", "aten.lift_fresh_copy.default", "aten.detach_.default"} & set(ops(graph))
+    assert torch.equal(results(graph, x), call(x))
+
+
+def test_a_number_that_its_reader_would_round_is_read_as_it_is() -> None:
+    def call(x: Tensor) -> Tensor:
+        return x * torch.full((), 0.1, dtype=torch.float32).exp()
+
+    x = drawn(3, 40).bfloat16()
+    assert torch.equal(results(captured(call, x), x), call(x))
+
+
+def test_a_number_that_is_written_is_not_folded() -> None:
+    def call(x: Tensor) -> Tensor:
+        number = torch.full((), 2.0)
+        before = x * number
+        number.add_(x.sum())
+        return before * number
+
+    x = drawn(3, 4)
+    torch.testing.assert_close(results(captured(call, x), x), call(x))
