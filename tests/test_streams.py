@@ -125,8 +125,54 @@ def test_a_write_of_the_kind_that_every_layer_has_costs_one_walk() -> None:
 
     x, y = drawn(4, 3), drawn(3)
     graph = captured(call, x, y)
-    assert not written_in_place(graph) and sum(op == "aten.cat.default" for op in ops(graph)) == 30
+    assert not written_in_place(graph) and sum(op == "aten.where.self" for op in ops(graph)) == 30
+    assert sum(op == "aten.cat.default" for op in ops(graph)) == 1  # what says which elements they are
     assert torch.equal(results(graph, x, y), call(x, y))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_a_part_that_is_computed_alike_in_many_places_is_chosen_element_by_element(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    first = data.draw(st.integers(0, shape[axis] - 1))
+    end = data.draw(st.integers(first + 1, shape[axis]))
+    where = (slice(None),) * axis + (slice(first, end),)
+    of_all = data.draw(st.booleans())  # else the other operand has elements of its own along the axis
+    x = drawn(*shape)
+    y = drawn(*(1 if at == axis else extent for at, extent in enumerate(shape))) if of_all else drawn(*x[where].shape)
+    x.view(-1)[0] = torch.inf
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(5):
+            x = x * 2
+            x[where] /= y
+        return x
+
+    graph = captured(call, x, y)
+    whole, alike = x[where].shape == x.shape, of_all or y.shape[axis] == 1
+    assert ("aten.where.self" in ops(graph)) == (alike and not whole)
+    assert torch.equal(results(graph, x, y), call(x, y))
+
+
+@settings(deadline=None, max_examples=15)
+@given(width=st.integers(2, 40), made=st.integers(1, 50), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_a_number_of_the_model_scales_the_fewer_of_operands_and_results(width: int, made: int, dtype: torch.dtype) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(width, made, bias=False)
+            self.register_buffer("scale", torch.tensor(1.0 / width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x * self.scale)
+
+    model, x = Scaled().to(dtype).requires_grad_(False), drawn(1, width).to(dtype)
+    graph = normalize(import_program(export_forward(model, (x,)), "forward", GraphKind.FORWARD, 1))
+    behind = graph.nodes[-1].op == "aten.mul.Tensor"
+    assert behind == (made < width and dtype is not torch.float16)
+    env = {graph.inputs[0]: x, **dict(model.named_parameters()), **dict(model.named_buffers())}
+    torch.testing.assert_close(compile_nodes(graph, device="cpu").bind(env)()[0], model(x))
 
 
 # ---- products that mix streams

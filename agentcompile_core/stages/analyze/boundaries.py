@@ -124,7 +124,19 @@ def _levels(deps: Dependencies, keys: Sequence[str]) -> list[int]:
     levels = [0] * len(keys)
     for i, mask in enumerate(deps.before):
         levels[i] = max((levels[p] + (keys[p] != keys[i]) for p in bits(mask)), default=0)
-    return levels
+    return _beside_their_readers(deps, keys, levels)
+
+
+def _beside_their_readers(deps: Dependencies, keys: Sequence[str], levels: Sequence[int]) -> list[int]:
+    """``levels`` in which what reads nothing of its own key waits for the first that needs it: alone it would be a part of its own."""
+    found, latest = list(levels), [-1] * len(keys)
+    for i in reversed(range(len(keys))):
+        if latest[i] > found[i] and not any(keys[p] == keys[i] for p in bits(deps.before[i])):
+            found[i] = latest[i]
+        for p in bits(deps.before[i]):
+            most = found[i] - (keys[p] != keys[i])
+            latest[p] = most if latest[p] < 0 else min(latest[p], most)
+    return found
 
 
 def _cyclic_keys(deps: Dependencies, keys: Sequence[str]) -> set[str]:
