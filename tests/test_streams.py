@@ -172,7 +172,9 @@ def test_a_number_of_the_model_scales_the_fewer_of_operands_and_results(width: i
     behind = graph.nodes[-1].op == "aten.mul.Tensor"
     assert behind == (made < width and dtype is not torch.float16)
     env = {graph.inputs[0]: x, **dict(model.named_parameters()), **dict(model.named_buffers())}
-    torch.testing.assert_close(compile_nodes(graph, device="cpu").bind(env)()[0], model(x))
+    terms = (x.float().abs() @ model.layer.weight.float().abs().T).max() / width  # whose sum may be next to nothing
+    bound = 4 * torch.finfo(dtype).eps * float(terms)
+    torch.testing.assert_close(compile_nodes(graph, device="cpu").bind(env)()[0], model(x), rtol=4 * torch.finfo(dtype).eps, atol=bound)
 
 
 # ---- products that mix streams
