@@ -1,4 +1,4 @@
-"""Streams that are stacked, mixed and added to in part (AltUp, hyper-connections), and numbers that are made of numbers alone."""
+"""Streams that are stacked, mixed and added to in part (AltUp, hyper-connections)."""
 
 from collections.abc import Callable
 
@@ -223,38 +223,3 @@ def test_what_a_repetition_makes_longer_is_repeated() -> None:
         return x.repeat(1, 2) * c
 
     assert torch.equal(results(captured(call, x, c), x, c), call(x, c))
-
-
-# ---- numbers of numbers
-
-@settings(deadline=None, max_examples=15)
-@given(share=st.floats(0.01, 0.99), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-def test_a_threshold_of_a_share_is_a_number(share: float, dtype: torch.dtype) -> None:
-    def call(x: Tensor) -> Tensor:
-        chosen = torch.tensor(share, dtype=torch.float32)
-        threshold = torch.distributions.normal.Normal(0, 1).icdf(chosen).type(x.dtype)
-        return torch.relu(x - (x.mean(-1, keepdim=True) + x.std(-1, keepdim=True, unbiased=False) * threshold))
-
-    x = drawn(3, 40).to(dtype)
-    graph = captured(call, x)
-    assert not {"aten.erfinv.default", "aten.full.default", "aten.lift_fresh_copy.default", "aten.detach_.default"} & set(ops(graph))
-    assert torch.equal(results(graph, x), call(x))
-
-
-def test_a_number_that_its_reader_would_round_is_read_as_it_is() -> None:
-    def call(x: Tensor) -> Tensor:
-        return x * torch.full((), 0.1, dtype=torch.float32).exp()
-
-    x = drawn(3, 40).bfloat16()
-    assert torch.equal(results(captured(call, x), x), call(x))
-
-
-def test_a_number_that_is_written_is_not_folded() -> None:
-    def call(x: Tensor) -> Tensor:
-        number = torch.full((), 2.0)
-        before = x * number
-        number.add_(x.sum())
-        return before * number
-
-    x = drawn(3, 4)
-    torch.testing.assert_close(results(captured(call, x), x), call(x))

@@ -23,7 +23,6 @@ from .collapse_pairs import rotate_pairs
 from .collapse_products import collapse_products
 from .collapse_rope import collapse_rope, interleave_tables, rotate_by_heads
 from .filled import join_parts
-from .folded import fold_numbers
 from .full_masks import drop_full_masks
 from .functional import without_writes
 from .invariants import hoist_invariants
@@ -138,7 +137,7 @@ def _makes_a_copy(node: Node) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_written, turn_streams, fold_numbers,
+    without_writes, join_written, turn_streams,
     join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
     turn_products, linear_in_place, scale_behind, collapse_activations, collapse_norms, rotate_pairs, interleave_tables,
     rotate_by_heads, collapse_rope, collapse_products,
