@@ -155,26 +155,56 @@ def test_a_part_that_is_computed_alike_in_many_places_is_chosen_element_by_eleme
     assert torch.equal(results(graph, x, y), call(x, y))
 
 
-@settings(deadline=None, max_examples=15)
-@given(width=st.integers(2, 40), made=st.integers(1, 50), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-def test_a_number_of_the_model_scales_the_fewer_of_operands_and_results(width: int, made: int, dtype: torch.dtype) -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(width, made, bias=False)
-            self.register_buffer("scale", torch.tensor(1.0 / width))
+# ---- numbers that scale
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x * self.scale)
+class Scaled(nn.Module):
+    """A layer of an operand, normed or not, that is times a number of the model."""
 
-    model, x = Scaled().to(dtype).requires_grad_(False), drawn(1, width).to(dtype)
+    def __init__(self, width: int, made: int, normed: bool, scale: float, weights: float = 1.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, made, bias=False)
+        self.layer.weight.data.mul_(weights)
+        self.normed = normed
+        self.norm = nn.Parameter(torch.linspace(0.5, 1.5, width))
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer((torch.rms_norm(x, x.shape[-1:], self.norm, 1e-6) if self.normed else x) * self.scale)
+
+
+def scaled(model: nn.Module, x: Tensor) -> tuple[Graph, Tensor]:
     graph = normalize(import_program(export_forward(model, (x,)), "forward", GraphKind.FORWARD, 1))
+    env = {graph.inputs[0]: x, **dict(model.named_parameters()), **dict(model.named_buffers())}
+    return graph, compile_nodes(graph, device="cpu").bind(env)()[0]
+
+
+@settings(deadline=None, max_examples=25)
+@given(width=st.integers(2, 40), made=st.integers(1, 50), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+       scale=st.sampled_from([1e-3, 0.02, 1.0, -7.0, 100.0]), weights=st.sampled_from([1e-3, 1.0, 100.0]))
+def test_a_number_of_the_model_scales_the_fewer_of_normed_operands_and_results(
+        width: int, made: int, dtype: torch.dtype, scale: float, weights: float) -> None:
+    model, x = Scaled(width, made, True, scale, weights).to(dtype).requires_grad_(False), drawn(1, width).to(dtype)
+    graph, found = scaled(model, x)
     behind = graph.nodes[-1].op == "aten.mul.Tensor"
     assert behind == (made < width and dtype is not torch.float16)
-    env = {graph.inputs[0]: x, **dict(model.named_parameters()), **dict(model.named_buffers())}
-    terms = (x.float().abs() @ model.layer.weight.float().abs().T).max() / width  # whose sum may be next to nothing
+    normed = torch.rms_norm(x, (width,), model.norm, 1e-6).float().abs()
+    terms = (normed @ model.layer.weight.float().abs().T).max() * abs(scale)  # whose sum may be next to nothing
     bound = 4 * torch.finfo(dtype).eps * float(terms)
-    torch.testing.assert_close(compile_nodes(graph, device="cpu").bind(env)()[0], model(x), rtol=4 * torch.finfo(dtype).eps, atol=bound)
+    torch.testing.assert_close(found, model(x), rtol=4 * torch.finfo(dtype).eps, atol=bound)
+
+
+@settings(deadline=None, max_examples=25)
+@given(dtype=st.sampled_from([torch.float32, torch.bfloat16]), size=st.sampled_from([1e-30, 1e-10, 1.0, 1e10, 1e30]),
+       scale=st.sampled_from([1e-30, 1e-10, 1.0, 1e10]), weights=st.sampled_from([1e-30, 1e-10, 1.0, 1e10, 1e30]), normed=st.booleans())
+def test_what_a_scale_keeps_in_range_stays_there(dtype: torch.dtype, size: float, scale: float, weights: float, normed: bool) -> None:
+    model, x = Scaled(24, 3, normed, scale, weights).to(dtype).requires_grad_(False), (drawn(1, 24) * size).to(dtype)
+    graph, found = scaled(model, x)
+    wanted = model(x)
+    assert normed or graph.nodes[-1].op == "aten.linear.default"
+    assert torch.equal(torch.isfinite(found), torch.isfinite(wanted))
+    near = 32 * torch.finfo(dtype).eps * float(wanted[torch.isfinite(wanted)].abs().max() if torch.isfinite(wanted).any() else 0.0)
+    kept = float(wanted.abs().max()) > 1e-30  # below that each of the two may lose what the other one has
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=near if kept else 1e-25, equal_nan=True)
 
 
 # ---- products that mix streams

@@ -4,6 +4,7 @@ import torch
 from attrs import evolve
 
 from ...ir.graph import Argument, Graph, Node, Ref, TensorSpec
+from ...ops.aliasing import memory_roots
 from ...ops.dtypes import torch_dtype
 from ...ops.overloads import operator_of
 from .importer import spec_of
@@ -45,4 +46,7 @@ def laid_out_anew(graph: Graph, changed: dict[str, TensorSpec]) -> Graph | None:
                 new[name] = specs[name] = spec
     if not new.keys().isdisjoint(graph.outputs):
         return None  # its caller sees how they lie
+    roots = memory_roots(graph)
+    if not {roots[name] for node in graph.nodes for name in node.mutates}.isdisjoint(roots[name] for name in new):
+        return None  # what was a copy of one may be a view of it now, or the other way round
     return evolve(graph, values=tuple(evolve(value, spec=new[value.name]) if value.name in new else value for value in graph.values))

@@ -1,10 +1,9 @@
 """Graph -> Graph passes of capture: what every HuggingFace model writes out in full becomes one node per concept.
 
 Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
-``collapse_products`` and ``turn_streams``, which add the same products in another order, ``collapse_linear``, whose products with a
-parameter's columns may, ``turn_products``, whose products may, ``scale_behind``, which rounds results and not
-operands, ``share_lines``, whose sums a GPU may add otherwise where there are
-fewer of them, and ``collapse_activations``, which round once.
+``collapse_products`` and ``turn_streams``, which add the same products in another order, ``collapse_linear``, whose products with a parameter's
+columns may, ``turn_products``, whose products may, ``scale_behind``, which rounds results and not operands, ``share_lines``, whose sums a GPU
+may add otherwise where there are fewer of them, and ``collapse_activations``, which round once.
 """
 
 from collections.abc import Callable
@@ -137,10 +136,8 @@ def _makes_a_copy(node: Node) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_written, turn_streams,
-    join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
-    turn_products, linear_in_place, scale_behind, collapse_activations, collapse_norms, rotate_pairs, interleave_tables,
-    rotate_by_heads, collapse_rope, collapse_products,
-    repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines, hoist_invariants,
-    choose_parts, eliminate_dead_code,
+    without_writes, join_written, turn_streams, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions,
+    collapse_linear, turn_products, linear_in_place, collapse_activations, collapse_norms, scale_behind, rotate_pairs, interleave_tables,
+    rotate_by_heads, collapse_rope, collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines,
+    hoist_invariants, choose_parts, eliminate_dead_code,
 )

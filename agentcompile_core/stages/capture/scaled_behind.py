@@ -3,17 +3,21 @@
 from attrs import evolve
 
 from ...ir.graph import DType, Graph, Node, Ref, Value, ValueKind
+from ...ops.operator_names import NORMS
 from ...ops.region_view import is_contiguous
 from ...ops.schema import argument as argument_of
 from .rewrite import View, beside, rebuild
 
+_NORMS = (*NORMS, "aten.rms_norm.default")
 _RANGES = (DType.BF16, DType.F32)  # what was scaled to stay small could leave the range of fp16
 
 
 def scale_behind(graph: Graph) -> Graph:
     """For one token, a number that a model holds is multiplied with the few results of a layer and not with its many operands.
 
-    Before: ``linear(mul(x, s), W)`` of an s [] that the model holds, and a W [4, 2048]. After: ``mul(linear(x, W), s)``.
+    Before: ``linear(mul(rms_norm(x, w), s), W)`` of an s [] that the model holds, and a W [4, 2048]. After: ``mul(linear(rms_norm(x, w), W), s)``.
+    Only behind a norm, whose results are near one whatever was normed: those of the layer leave the type's range where W does, and not
+    where s had kept them in it.
     """
     view, nodes, values = View(graph), list[Node](), list[Value]()
     for node in graph.nodes:
@@ -48,8 +52,9 @@ def _scaled(view: View, node: Node) -> tuple[Ref, Ref] | None:
         if not isinstance(x, Ref) or not isinstance(number, Ref):
             continue
         given, single = view.graph.spec(x.value), view.graph.spec(number.value)
+        normed = (maker := view.node(x)) is not None and maker.op in _NORMS
         held = view.graph.kind_of(number.value) in (ValueKind.CONSTANT, ValueKind.WEIGHT) and not single.shape
         same = given == view.graph.spec(product.outputs[0]) and is_contiguous(given) and single.dtype is given.dtype is result.dtype
-        if held and same and result.numel < given.numel:
+        if normed and held and same and result.numel < given.numel:
             return x, number
     return None

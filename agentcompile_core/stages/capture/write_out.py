@@ -15,7 +15,7 @@ from ...ops.schema import canonical, with_argument
 from .importer import spec_of
 from .kinds import kind_of
 from .laid_out import made_by
-from .rewrite import beside, rebuild, resolve_chain
+from .rewrite import View, beside, rebuild, resolve_chain
 
 _FUNCTIONS = {MEAN: "aten.mean.default", SUM: "aten.sum.default"}
 _WIDE = ("float32", "float64")  # where squares of what a model holds stay in range
@@ -215,26 +215,27 @@ def drop_expansions(graph: Graph) -> Graph:
     After: ``div(x, n)``; x, y; ``mul(x, c)``.
     """
     renamed: dict[str, str] = {}
-    nodes: list[Node] = []
+    nodes, view = list[Node](), View(graph)
     for node in graph.nodes:
         given = node.args[0] if node.op == "aten.broadcast_tensors.default" else ()
         if isinstance(given, tuple) and given and all(
                 isinstance(one, Ref) and graph.spec(one.value) == graph.spec(out) for one, out in zip(given, node.outputs, strict=True)):
             renamed |= {out: one.value for one, out in zip(given, node.outputs, strict=True)}  # type: ignore[union-attr]
         else:
-            nodes.append(_unstretched(graph, node))
+            nodes.append(_unstretched(view, node))
     return rebuild(graph, nodes, resolve_chain(renamed))
 
 
-def _unstretched(graph: Graph, node: Node) -> Node:
+def _unstretched(view: View, node: Node) -> Node:
+    graph = view.graph
     if node.op not in _BROADCASTING or node.mutates:
         return node
     args = list(node.args)
     for place in (0, 1):
         given = args[place]
         maker = graph.producer.get(given.value) if isinstance(given, Ref) else None
-        if maker is None or not _expands(graph, maker):
-            continue
+        if maker is None or not _expands(graph, maker) or view.crosses_a_write([maker], node):
+            continue  # what was repeated is what it was before a write
         tried = [maker.args[0] if at == place else arg for at, arg in enumerate(args)]
         read = {arg.value: graph.spec(arg.value) for arg in tried[:2] if isinstance(arg, Ref)}
         if len(read) == 2 and made_by(evolve(node, args=tuple(tried)), read) == (graph.spec(node.outputs[0]),):

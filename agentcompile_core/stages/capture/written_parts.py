@@ -8,6 +8,7 @@ from ...ops.operator_names import COPY
 from ...ops.region_view import is_contiguous
 from ...ops.schema import argument as argument_of
 from .functional import pure_twin
+from .laid_out import made_by
 from .rewrite import beside, rebuild
 
 
@@ -81,7 +82,9 @@ class _Joining:
         if not own or not is_contiguous(spec) or not isinstance(axis, int) or whole in self.graph.inputs:
             return None
         extent = spec.shape[axis]
-        first, end = (given if isinstance(given, int) else default for given, default in zip(bounds, (0, extent), strict=True))
+        first, end = (default if given is None else given for given, default in zip(bounds, (0, extent), strict=True))
+        if not isinstance(first, int) or not isinstance(end, int):
+            return None
         first, end = (min(max(at + extent if at < 0 else at, 0), extent) for at in (first, end))
         return _Part(whole, axis % len(spec.shape), first, end) if first < end else None
 
@@ -114,13 +117,16 @@ class _Joining:
         return all(again) and unread and names.isdisjoint(self.graph.outputs)
 
     def _shows_later_writes(self, place: int, node: Node, root: str, part: _Part) -> bool:
-        """Whether the result of a write, or what it wrote to, is read behind another write than that of the result itself."""
-        end = max(self.read.get(name, -1) for name in (node.mutates[0], node.outputs[0]))
-        for later in self.graph.nodes[place + 1: end + 1]:
+        """Whether the result of a write, what it wrote to, or a view of either is read behind another write than that of the result itself."""
+        ours, written = {node.mutates[0], *node.outputs}, False
+        for later in self.graph.nodes[place + 1:]:
             again = later.op == COPY and later.args[1] == Ref(node.outputs[0]) and self._part(later) == part
-            if not again and any(self.roots[name] == root for name in later.mutates):
+            written |= not again and any(self.roots[name] == root for name in later.mutates)
+            if written and not ours.isdisjoint((*later.inputs, *later.mutates)):
                 return True
-        return False
+            if not ours.isdisjoint(later.inputs):
+                ours.update(name for name in later.outputs if self.roots[name] == root)
+        return written and not ours.isdisjoint(self.graph.outputs)
 
     def _rejoin(self, node: Node, part: _Part) -> None:
         spec, whole = self.graph.spec(part.whole), self.now.get(part.whole, part.whole)
@@ -132,23 +138,13 @@ class _Joining:
             elif first < end:
                 name = f"{node.name}.{which}"
                 piece = beside(node, name, "aten.slice.Tensor", "view", (Ref(whole), part.axis, first, end))
+                made = made_by(piece, {whole: spec})
+                assert made is not None, "a part of a tensor is a tensor"
                 self.nodes.append(piece)
-                self.values.append(Value(name=name, spec=_cut(spec, part.axis, end - first)))
+                self.values.append(Value(name=name, spec=made[0]))
                 pieces.append(Ref(name))
         name = f"{node.name}.joined"
         self.nodes.append(beside(node, name, "aten.cat.default", "cat", (tuple(pieces), part.axis)))
         self.values.append(Value(name=name, spec=spec))
         self.now[part.whole] = name
         self.now[node.mutates[0]] = node.outputs[0]
-
-
-def _cut(spec: TensorSpec, axis: int, extent: int) -> TensorSpec:
-    """A slice of a contiguous tensor, as its strides say it."""
-    shape = (*spec.shape[:axis], extent, *spec.shape[axis + 1:])
-    if all(one == 1 for one in spec.shape[:axis]):
-        return evolve(spec, shape=shape)
-    strides, step = [], 1
-    for one in reversed(spec.shape):
-        strides.append(step)
-        step *= one
-    return evolve(spec, shape=shape, strides=tuple(reversed(strides)))
