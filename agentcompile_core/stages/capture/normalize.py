@@ -1,9 +1,9 @@
 """Graph -> Graph passes of capture: what every HuggingFace model writes out in full becomes one node per concept.
 
 Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
-``collapse_products`` and ``turn_streams``, which add the same products in another order, ``collapse_linear``, whose products with a parameter's
-columns may, ``turn_products``, whose products may, ``scale_behind``, which rounds results and not operands, ``share_lines``, whose sums a GPU
-may add otherwise where there are fewer of them, and ``collapse_activations``, which round once.
+``collapse_products`` and ``turn_streams``, which add the same products in another order, ``collapse_linear``, whose products with a
+parameter's columns may, ``turn_products``, whose products may, ``scale_behind``, which rounds results and not operands,
+``share_lines``, whose sums a GPU may add otherwise where there are fewer of them, and ``collapse_activations``, which round once.
 """
 
 from collections.abc import Callable

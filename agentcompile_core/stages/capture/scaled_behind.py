@@ -15,7 +15,8 @@ _RANGES = (DType.BF16, DType.F32)  # what was scaled to stay small could leave t
 def scale_behind(graph: Graph) -> Graph:
     """For one token, a number that a model holds is multiplied with the few results of a layer and not with its many operands.
 
-    Before: ``linear(mul(rms_norm(x, w), s), W)`` of an s [] that the model holds, and a W [4, 2048]. After: ``mul(linear(rms_norm(x, w), W), s)``.
+    Before: ``linear(mul(rms_norm(x, w), s), W)`` of an s [] that the model holds, and a W [4, 2048].
+    After: ``mul(linear(rms_norm(x, w), W), s)``.
     Only behind a norm, whose results are near one whatever was normed: those of the layer leave the type's range where W does, and not
     where s had kept them in it.
     """

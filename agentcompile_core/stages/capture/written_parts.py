@@ -117,7 +117,7 @@ class _Joining:
         return all(again) and unread and names.isdisjoint(self.graph.outputs)
 
     def _shows_later_writes(self, place: int, node: Node, root: str, part: _Part) -> bool:
-        """Whether the result of a write, what it wrote to, or a view of either is read behind another write than that of the result itself."""
+        """Whether the result of a write, its target or a view of either is read behind another write than that of the result itself."""
         ours, written = {node.mutates[0], *node.outputs}, False
         for later in self.graph.nodes[place + 1:]:
             again = later.op == COPY and later.args[1] == Ref(node.outputs[0]) and self._part(later) == part
