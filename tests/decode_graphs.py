@@ -194,8 +194,15 @@ def _norm(match, t):
 
 def _elementwise(match, t):
     count, columns = match.integer("count"), match.integer("columns")
-    shapes = {"full": (count // columns, columns), "row": (1, columns), "scalar": (1, 1)}
-    inputs = {name: t[name].reshape(shapes[match.text(f"broadcast{name[2:]}")]) for name in t if name.startswith("in")}
+    inner, place = match.integer("inner", 1), torch.arange(count)
+
+    def read(name):
+        """An input as large as the result, by how the match says that it is read."""
+        flat, kind = t[name].reshape(-1), match.text(f"broadcast{name[2:]}")
+        behind = {"channel": place // inner, "middle": place // (count * inner // flat.numel()) * inner + place % inner}.get(kind, place)
+        return flat[behind % flat.numel()].reshape(count // columns, columns)
+
+    inputs = {name: read(name) for name in t if name.startswith("in")}
     return {"out": evaluate(match.epilogue, inputs)}
 
 

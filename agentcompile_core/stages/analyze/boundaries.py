@@ -124,7 +124,26 @@ def _levels(deps: Dependencies, keys: Sequence[str]) -> list[int]:
     levels = [0] * len(keys)
     for i, mask in enumerate(deps.before):
         levels[i] = max((levels[p] + (keys[p] != keys[i]) for p in bits(mask)), default=0)
-    return levels
+    return _beside_their_readers(deps, keys, levels)
+
+
+def _beside_their_readers(deps: Dependencies, keys: Sequence[str], levels: Sequence[int]) -> list[int]:
+    """``levels`` in which what reads nothing of its own key waits for others of that key that come before what needs it.
+
+    Alone it would be a part of its own. It joins a part that there is in any case: none is torn apart.
+    """
+    found, latest = list(levels), [-1] * len(keys)
+    reads_own = [any(keys[p] == key for p in bits(before)) for key, before in zip(keys, deps.before, strict=True)]
+    there: dict[str, set[int]] = {}
+    for key, level, staying in zip(keys, levels, reads_own, strict=True):
+        there.setdefault(key, set()).update((level,) if staying else ())
+    for i in reversed(range(len(keys))):
+        if not reads_own[i]:
+            found[i] = max((level for level in there[keys[i]] if found[i] < level <= latest[i]), default=found[i])
+        for p in bits(deps.before[i]):
+            most = found[i] - (keys[p] != keys[i])
+            latest[p] = most if latest[p] < 0 else min(latest[p], most)
+    return found
 
 
 def _cyclic_keys(deps: Dependencies, keys: Sequence[str]) -> set[str]:

@@ -10,6 +10,7 @@ from ...ops.overloads import operator_of
 from ...ops.schema import argument, canonical, parameters
 from .attention import Unsupported
 from .kinds import kind_of
+from .laid_out import made_by
 from .rewrite import rebuild
 
 
@@ -52,18 +53,27 @@ def _pure(graph: Graph, memory: _Memory, index: int, node: Node) -> Node | None:
     """The pure twin of a call that writes its first operand and nothing else, where that changes nothing; else None."""
     if len(node.mutates) != 1 or len(node.outputs) != 1 or not node.args or node.args[0] != Ref(node.mutates[0]):
         return None
+    found = None if memory.is_seen(index, node.mutates[0]) else pure_twin(graph, node)
+    return found[0] if found is not None and found[1] == graph.spec(node.outputs[0]) else None
+
+
+def pure_twin(graph: Graph, node: Node) -> tuple[Node, TensorSpec] | None:
+    """The operator that makes anew what ``node`` writes over its first operand, and how that is laid out; None where there is none."""
     name, overload = node.op.split(".")[1:3]
     target, result = graph.spec(node.mutates[0]), graph.spec(node.outputs[0])
     others = [graph.spec(value) for value in node.inputs if value != node.mutates[0]]
-    same_form = target == result and not target.strides and all(_keeps(o, target) and not o.strides for o in others)
-    if not name.endswith("_") or not target.dtype.is_float or not same_form or memory.is_seen(index, node.mutates[0]):
+    if not name.endswith("_") or not target.dtype.is_float or target != result or not all(_keeps(o, target) for o in others):
         return None
     op = f"aten.{name[:-1]}.{overload}"
     try:
         operator_of(op)
     except UsageError:  # copy_, zero_ and the like have no twin that takes the same arguments
         return None
-    return canonical(evolve(node, op=op, kind=kind_of(op, target), mutates=()))
+    pure = canonical(evolve(node, op=op, kind=kind_of(op, target), mutates=()))
+    if not any(spec.strides for spec in (target, *others)):
+        return pure, target
+    made = made_by(pure, {name: graph.spec(name) for name in pure.inputs})
+    return (pure, made[0]) if made is not None and (made[0].shape, made[0].dtype) == (target.shape, target.dtype) else None
 
 
 def _keeps(other: TensorSpec, target: TensorSpec) -> bool:

@@ -1,9 +1,9 @@
 """Graph -> Graph passes of capture: what every HuggingFace model writes out in full becomes one node per concept.
 
 Every pass keeps the results bitwise, since the operators of namespace agentcompile round where the originals do, but for
-``collapse_products``, whose contractions add the same products in another order, ``collapse_linear``, whose products with a parameter's
-columns may, ``turn_products``, whose products may, ``share_lines``, whose sums a GPU may add otherwise where there are fewer of them, and
-``collapse_activations``, which round once.
+``collapse_products`` and ``turn_streams``, which add the same products in another order, ``collapse_linear``, whose products with a
+parameter's columns may, ``turn_products``, whose products may, ``scale_behind``, which rounds results and not operands,
+``share_lines``, whose sums a GPU may add otherwise where there are fewer of them, and ``collapse_activations``, which round once.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from ...ir.graph import DType, Graph, Node, Ref, Symbol
 from ...ops.aliasing import memory_roots, only_part
 from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
+from .chosen_parts import choose_parts
 from .collapse_activations import collapse_activations
 from .collapse_linear import collapse_linear, linear_in_place
 from .collapse_norms import collapse_norms
@@ -27,9 +28,12 @@ from .invariants import hoist_invariants
 from .lookups import look_up_positions
 from .packing import pack_operands, repeat_no_masks
 from .rewrite import eliminate_dead_code, lasting, rebuild, resolve_chain
+from .scaled_behind import scale_behind
 from .shared_lines import share_lines
 from .turned_products import turn_products
+from .turned_streams import turn_streams
 from .write_out import drop_expansions, write_out
+from .written_parts import join_written
 
 
 def normalize(graph: Graph) -> Graph:
@@ -132,7 +136,8 @@ def _makes_a_copy(node: Node) -> bool:
 
 
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    without_writes, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions, collapse_linear,
-    turn_products, linear_in_place, collapse_activations, collapse_norms, rotate_pairs, interleave_tables, rotate_by_heads, collapse_rope,
-    collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines, hoist_invariants, eliminate_dead_code,
+    without_writes, join_written, turn_streams, join_parts, drop_noise, plain_casts, sort_choices, drop_full_masks, look_up_positions,
+    collapse_linear, turn_products, linear_in_place, collapse_activations, collapse_norms, scale_behind, rotate_pairs, interleave_tables,
+    rotate_by_heads, collapse_rope, collapse_products, repeat_no_masks, drop_expansions, write_out, pack_operands, share_lines,
+    hoist_invariants, choose_parts, eliminate_dead_code,
 )

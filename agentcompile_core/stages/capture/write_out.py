@@ -14,7 +14,8 @@ from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .importer import spec_of
 from .kinds import kind_of
-from .rewrite import beside, rebuild, resolve_chain
+from .laid_out import made_by
+from .rewrite import View, beside, rebuild, resolve_chain
 
 _FUNCTIONS = {MEAN: "aten.mean.default", SUM: "aten.sum.default"}
 _WIDE = ("float32", "float64")  # where squares of what a model holds stay in range
@@ -196,7 +197,11 @@ _WRITTEN: dict[str, _Write] = {
 }
 
 
-def _expands(node: Node) -> bool:
+def _expands(graph: Graph, node: Node) -> bool:
+    """Whether a node gives its operand along axes of one element several times, and no other."""
+    if node.op == "aten.repeat.default":
+        shape, repeated = graph.spec(node.inputs[0]).shape, graph.spec(node.outputs[0]).shape
+        return all(one in (1, many) for one, many in zip(shape, repeated[len(repeated) - len(shape):], strict=True))
     return node.op in ("aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default")
 
 
@@ -206,34 +211,33 @@ _BROADCASTING = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul"
 def drop_expansions(graph: Graph) -> Graph:
     """Operators that repeat their operands themselves read what an expansion repeats; broadcasts of equal shapes are their operands.
 
-    Before: ``div(x, expand_as(n, x))``; ``a, b = broadcast_tensors(x, y)``. After: ``div(x, n)``; x, y.
+    Before: ``div(x, expand_as(n, x))``; ``a, b = broadcast_tensors(x, y)``; ``mul(repeat(x, [4, 1, 1]), c)`` of a c [4, 1, 1].
+    After: ``div(x, n)``; x, y; ``mul(x, c)``.
     """
     renamed: dict[str, str] = {}
-    nodes: list[Node] = []
+    nodes, view = list[Node](), View(graph)
     for node in graph.nodes:
         given = node.args[0] if node.op == "aten.broadcast_tensors.default" else ()
         if isinstance(given, tuple) and given and all(
                 isinstance(one, Ref) and graph.spec(one.value) == graph.spec(out) for one, out in zip(given, node.outputs, strict=True)):
             renamed |= {out: one.value for one, out in zip(given, node.outputs, strict=True)}  # type: ignore[union-attr]
         else:
-            nodes.append(_unstretched(graph, node))
+            nodes.append(_unstretched(view, node))
     return rebuild(graph, nodes, resolve_chain(renamed))
 
 
-def _unstretched(graph: Graph, node: Node) -> Node:
+def _unstretched(view: View, node: Node) -> Node:
+    graph = view.graph
     if node.op not in _BROADCASTING or node.mutates:
         return node
     args = list(node.args)
     for place in (0, 1):
         given = args[place]
         maker = graph.producer.get(given.value) if isinstance(given, Ref) else None
-        if maker is None or not _expands(maker):
-            continue
-        other = args[1 - place]
-        if not isinstance(other, Ref) or graph.spec(other.value) != graph.spec(node.outputs[0]) or graph.spec(other.value).strides:
-            continue
+        if maker is None or not _expands(graph, maker) or view.crosses_a_write([maker], node):
+            continue  # what was repeated is what it was before a write
         tried = [maker.args[0] if at == place else arg for at, arg in enumerate(args)]
-        shapes = [graph.spec(arg.value).shape for arg in tried[:2] if isinstance(arg, Ref)]
-        if len(shapes) == 2 and tuple(torch.broadcast_shapes(*shapes)) == graph.spec(node.outputs[0]).shape:
+        read = {arg.value: graph.spec(arg.value) for arg in tried[:2] if isinstance(arg, Ref)}
+        if len(read) == 2 and made_by(evolve(node, args=tuple(tried)), read) == (graph.spec(node.outputs[0]),):
             args = tried
     return evolve(node, args=tuple(args))

@@ -124,7 +124,10 @@ def _read(view: RegionView, nodes: tuple[str, ...], value: str, result: TensorSp
             continue
         made = view.graph.spec(node.outputs[0])
         by_channel = batch_norm_of(view, node) is not None and value != node.inputs[0]
-        found.add(("channel", math.prod(made.shape[2:])) if by_channel else lies(spec, made) if made.numel == result.numel else ("", 1))
+        if made.numel != result.numel:  # each element makes for itself what is repeated
+            found.add(_read(view, nodes, node.outputs[0], result) if lies(spec, made)[0] == "full" else ("", 1))
+        else:
+            found.add(("channel", math.prod(made.shape[2:])) if by_channel else lies(spec, made))
     kinds_found = {*found, *(() if BY_AXIS & {kind for kind, _ in found} else (lies(spec, result),))}
     return kinds_found.pop() if len(kinds_found) == 1 else ("", 1)
 

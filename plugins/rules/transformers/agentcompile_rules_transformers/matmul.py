@@ -19,6 +19,7 @@ from agentcompile_core.plugin_api import (
     Scalar,
     SemanticLabel,
     Target,
+    TensorSpec,
     argument,
     grow,
     is_contiguous,
@@ -160,9 +161,14 @@ def _matches(view: RegionView, node: Node) -> Iterator[Match]:
     out, spec = node.outputs[0], view.graph.spec(node.outputs[0])
     yield _match(view, product, inside, added, out, first)
     for growth in grow(view, {out: "acc0"}, frozenset(inside), prefix="aux", first=len(added), limit=MOST_AUX - len(added),
-                       fits=lambda value: repeats(view.graph.spec(value), spec)):
+                       fits=lambda value: repeats(view.graph.spec(value), spec) or _is_as_large(view.graph.spec(value), spec)):
         whole = composed(first, growth.expression) if first is not None else growth.expression
         yield _match(view, product, (*inside, *growth.nodes), (*added, *growth.external), growth.output, whole)
+
+
+def _is_as_large(given: TensorSpec, result: TensorSpec) -> bool:
+    """Whether each element of a result has its own in an operand, also of another shape: a view of the result is added to that."""
+    return is_contiguous(given) and given.numel == result.numel
 
 
 def _sum(node: Node) -> Expression:
