@@ -10,6 +10,12 @@ from ...ops.overloads import operator_of
 from .importer import spec_of
 
 
+def without_memory(spec: TensorSpec) -> torch.Tensor:
+    """A tensor that lies as ``spec`` says, on the device that has no memory."""
+    strides = spec.strides or torch.empty(spec.shape, device="meta").stride()
+    return torch.empty_strided(spec.shape, strides, dtype=torch_dtype(spec.dtype), device="meta")
+
+
 def made_by(node: Node, specs: dict[str, TensorSpec]) -> tuple[TensorSpec, ...] | None:
     """What the results of a call are, by those of its operands; None where that cannot be said."""
     def shown(given: Argument) -> object:
@@ -17,9 +23,7 @@ def made_by(node: Node, specs: dict[str, TensorSpec]) -> tuple[TensorSpec, ...] 
             return [shown(one) for one in given]
         if not isinstance(given, Ref):
             return given
-        spec = specs[given.value]
-        strides = spec.strides or torch.empty(spec.shape, device="meta").stride()
-        return torch.empty_strided(spec.shape, strides, dtype=torch_dtype(spec.dtype), device="meta")
+        return without_memory(specs[given.value])
 
     try:
         made = operator_of(node.op)(*map(shown, node.args), **{key: shown(one) for key, one in node.kwargs})

@@ -4,16 +4,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-import torch
 from attrs import define, evolve, field, frozen
 
 from ...ir.graph import Graph, Node, Ref, TensorSpec, Value, ValueKind, map_refs
 from ...ops.aliasing import memory_roots
-from ...ops.dtypes import torch_dtype
 from ...ops.row_axes import Rows, Together, together
 from ...ops.schema import argument
 from .importer import spec_of
 from .kinds import kind_of
+from .laid_out import without_memory
 from .one_row_rules import RULES
 from .performed import called
 from .rewrite import beside, eliminate_dead_code, rebuild
@@ -191,10 +190,5 @@ class _Maker:
 
     def _lay_out(self, node: Node) -> None:
         """Note how the results of a node lie: asked of the operator itself, on tensors without memory."""
-        made = called(node, {name: _empty(self.specs.get(name) or self.graph.spec(name)) for name in node.inputs})
+        made = called(node, {name: without_memory(self.specs.get(name) or self.graph.spec(name)) for name in node.inputs})
         self.specs.update(zip(node.outputs, map(spec_of, made), strict=True))
-
-
-def _empty(spec: TensorSpec) -> torch.Tensor:
-    strides = spec.strides or torch.empty(spec.shape, device="meta").stride()
-    return torch.empty_strided(spec.shape, strides, dtype=torch_dtype(spec.dtype), device="meta")
