@@ -119,7 +119,8 @@ class Chunk(nn.Module):
         made = torch.Generator().manual_seed(len(layers))
         self.weights = nn.ParameterList(torch.randn(width, width, generator=made, dtype=torch.float64) for _ in layers)
 
-    def forward(self, x: Tensor, row: Tensor) -> Tensor:
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
+        row = length - 1
         values = [x, x * 0.5]
         for (layer, back), weight in zip(self.layers, self.weights, strict=True):
             values.append(layer(values[-1], values[max(0, len(values) - 1 - back)], weight))
@@ -127,14 +128,14 @@ class Chunk(nn.Module):
         return F.linear(last, self.weights[0]).tanh()
 
 
-def captured(module: nn.Module, x: Tensor, row: Tensor) -> Graph:
-    graph = import_program(export_forward(module.eval(), (x, row)), "chunk", GraphKind.FORWARD)
+def captured(module: nn.Module, x: Tensor, length: Tensor) -> Graph:
+    graph = import_program(export_forward(module.eval(), (x, length)), "chunk", GraphKind.FORWARD)
     return evolve(graph, kind=GraphKind.PREFILL, tokens=x.shape[1])
 
 
-def results(graph: Graph, module: nn.Module, x: Tensor, row: Tensor) -> Tensor:
+def results(graph: Graph, module: nn.Module, x: Tensor, length: Tensor) -> Tensor:
     named = dict(module.named_parameters())
-    env = {v.name: named[v.source] for v in graph.values if v.source in named} | dict(zip(graph.inputs, (x.clone(), row), strict=True))
+    env = {v.name: named[v.source] for v in graph.values if v.source in named} | dict(zip(graph.inputs, (x.clone(), length), strict=True))
     return compile_nodes(graph, device="cpu").bind(env)()[0]
 
 
@@ -151,38 +152,38 @@ def chunks(draw: Any, calls: dict[str, Call]) -> tuple[Chunk, Tensor, Tensor]:
     layers = draw(st.lists(st.tuples(st.sampled_from(sorted(calls)), st.integers(0, 3)), min_size=1, max_size=6))
     module = Chunk([(calls[name], back) for name, back in layers], width, draw(st.booleans()))
     x = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))), dtype=torch.float64)
-    return module, x, torch.tensor([draw(st.integers(0, tokens - 1))])
+    return module, x, torch.tensor([draw(st.integers(1, tokens))])
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
 @given(chunks({**ALONE, **MIXED}))
 def test_the_row_is_what_it_was(case: tuple[Chunk, Tensor, Tensor]) -> None:
-    module, x, row = case
-    graph = captured(module, x, row)
+    module, x, length = case
+    graph = captured(module, x, length)
     narrow = keep_row_read(graph).verify()
-    expected = module(x, row)
-    torch.testing.assert_close(results(graph, module, x, row), expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(results(narrow, module, x, row), expected, rtol=1e-9, atol=1e-12)
+    expected = module(x, length)
+    torch.testing.assert_close(results(graph, module, x, length), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(results(narrow, module, x, length), expected, rtol=1e-9, atol=1e-12)
     assert keep_row_read(narrow) == narrow
 
 
 @pytest.mark.parametrize("name", sorted({**ALONE, **MIXED}))
 def test_of_every_kind_of_layer_alone(name: str) -> None:
-    for tokens in (2, 3, 4, 6, 12):
+    for tokens in (3, 6, 12):
         for back in (0, 1):
             module = Chunk([({**ALONE, **MIXED}[name], back)], 6, back == 0)
             x = torch.randn(1, tokens, 6, generator=torch.Generator().manual_seed(tokens), dtype=torch.float64)
-            for at in {0, tokens // 2, tokens - 1}:
-                row = torch.tensor([at])
-                found = results(keep_row_read(captured(module, x, row)), module, x, row)
-                torch.testing.assert_close(found, module(x, row), rtol=1e-9, atol=1e-12)
+            for count in (1, tokens):
+                length = torch.tensor([count])
+                found = results(keep_row_read(captured(module, x, length)), module, x, length)
+                torch.testing.assert_close(found, module(x, length), rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(chunks(ALONE))
 def test_where_every_row_is_by_itself_there_is_one_alone(case: tuple[Chunk, Tensor, Tensor]) -> None:
-    module, x, row = case
-    before, after = (rows_of_products(graph) for graph in (captured(module, x, row), keep_row_read(captured(module, x, row))))
+    module, x, length = case
+    before, after = (rows_of_products(graph) for graph in (captured(module, x, length), keep_row_read(captured(module, x, length))))
     assert len(before) == len(after)
     assert all(one in (1, 2) for one in after), "two heads of a token are two rows of its product"
 
@@ -191,7 +192,7 @@ def test_a_value_that_others_read_is_kept_whole() -> None:
     class Shared(nn.Module):
         def forward(self, x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
             y = torch.tanh(x)
-            return (y * y.sigmoid())[:, row], y
+            return (y * y.sigmoid()).index_select(1, row), y
 
     x, row = torch.randn(1, 4, 6), torch.tensor([2])
     graph = keep_row_read(captured(Shared(), x, row))
@@ -200,13 +201,39 @@ def test_a_value_that_others_read_is_kept_whole() -> None:
         torch.testing.assert_close(one, expected)
 
 
+def test_rows_are_told_apart_once_it_is_known_which_one_is_read() -> None:
+    class Late(nn.Module):
+        def forward(self, x: Tensor, length: Tensor) -> Tensor:
+            y = torch.tanh(x).sigmoid()
+            row = length - 1
+            return (y * 2 + y.exp())[:, row]
+
+    x, length = torch.randn(1, 4, 6), torch.tensor([3])
+    graph = keep_row_read(captured(Late(), x, length))
+    found = compile_nodes(graph, device="cpu").bind(dict(zip(graph.inputs, (x, length), strict=True)))()[0]
+    torch.testing.assert_close(found, Late()(x, length))
+    rows = [graph.spec(node.outputs[0]).shape[1] for node in graph.nodes if node.kind in ("tanh", "sigmoid", "exp", "mul")]
+    assert sorted(rows) == [1, 1, 4, 4]
+
+
+def test_a_number_that_may_count_from_the_end_is_left_to_who_knows_how() -> None:
+    class Behind(nn.Module):
+        def forward(self, x: Tensor, row: Tensor) -> Tensor:
+            return torch.tanh(x)[:, row]
+
+    x, row = torch.randn(1, 4, 6), torch.tensor([-2])
+    graph = keep_row_read(captured(Behind(), x, row))
+    found = compile_nodes(graph, device="cpu").bind(dict(zip(graph.inputs, (x, row), strict=True)))()[0]
+    torch.testing.assert_close(found, Behind()(x, row))
+
+
 def test_what_is_written_in_place_meanwhile_is_left_as_it_was() -> None:
     class Written(nn.Module):
         def forward(self, x: Tensor, row: Tensor) -> Tensor:
             y = x * 2
             z = y.tanh()
             y[:, :2].zero_()
-            return (z + y.sigmoid())[:, row]
+            return (z + y.sigmoid()).index_select(1, row)
 
     x = torch.randn(1, 4, 6)
     for at in range(4):

@@ -51,7 +51,7 @@ def keep_row_read(graph: Graph) -> Graph:
         return graph
     narrowed = _narrowed(graph, picked)
     idle = all(one.node.kind == "view" for one in narrowed.values())
-    if idle or _is_written(graph, narrowed) or not _is_known_before(graph, picked.index, narrowed):
+    if idle or _is_written(graph, narrowed):
         return graph
     return _Maker(graph, picked, narrowed).made()
 
@@ -68,10 +68,21 @@ def _picked(graph: Graph, node: Node) -> _Picked | None:
         return None
     if not isinstance(source, Ref) or not isinstance(index, Ref) or not isinstance(axis, int):
         return None
+    if node.op != _SELECT and not _is_last_of(graph, index.value):
+        return None  # what is below 0 counts from the end there, and is refused by an index_select
     shape, at = graph.spec(source.value).shape, graph.spec(index.value)
     if at.shape != (1,) or at.dtype.value != "int64" or not shape or shape[axis % len(shape)] != graph.tokens:
         return None
     return _Picked(node=node, source=source.value, axis=axis % len(shape), index=index.value)
+
+
+def _is_last_of(graph: Graph, index: str) -> bool:
+    """Whether a number is one less than how many tokens a chunk is told that it has, which is never 0."""
+    maker = graph.producer.get(index)
+    if maker is None or maker.op != "aten.sub.Tensor" or maker.kwargs or len(maker.args) != 2 or maker.args[1] != 1:
+        return False
+    length = maker.args[0]
+    return isinstance(length, Ref) and graph.kind_of(length.value) is ValueKind.INPUT
 
 
 def _narrowed(graph: Graph, picked: _Picked) -> dict[str, _Narrowed]:
@@ -79,10 +90,12 @@ def _narrowed(graph: Graph, picked: _Picked) -> dict[str, _Narrowed]:
     found: dict[str, _Narrowed] = {}
     read: dict[str, set[int]] = defaultdict(set, {picked.source: {picked.axis}})  # along which axes one row of a value is wanted
     whole = set(graph.outputs)  # values of which more is read
+    maker, known = graph.producer.get(picked.index), True  # which row it is, once its number has been made
     for node in reversed(graph.nodes):
+        known &= node is not maker
         if node is picked.node:
             continue
-        one = None if node.mutates or whole.intersection(node.outputs) else _of_one_row(graph, node, read)
+        one = None if not known or node.mutates or whole.intersection(node.outputs) else _of_one_row(graph, node, read)
         if one is None:
             whole.update(node.inputs)
             continue
@@ -124,13 +137,6 @@ def _is_written(graph: Graph, narrowed: Mapping[str, _Narrowed]) -> bool:
     roots = memory_roots(graph)
     written = {roots[name] for node in graph.nodes for name in node.mutates}
     return any(roots[name] in written for one in narrowed for name in (*graph.node_by_name[one].inputs, *graph.node_by_name[one].outputs))
-
-
-def _is_known_before(graph: Graph, index: str, narrowed: Mapping[str, _Narrowed]) -> bool:
-    """Whether the number of the row is there before the first of these nodes runs."""
-    places = {node.name: place for place, node in enumerate(graph.nodes)}
-    maker = graph.producer.get(index)
-    return maker is None or places[maker.name] < min(places[name] for name in narrowed)
 
 
 @define
