@@ -82,6 +82,11 @@ def small_sums(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
     return (torch.stack((x, y)).sum((0, 3)).unsqueeze(-1) + x.unsqueeze(0).amax((0, 3), keepdim=True)[0]) * w[0]
 
 
+def squeezed_for_nothing(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """An axis of more than one element stays where it is squeezed."""
+    return torch.stack((x, y)).squeeze(0).sum(0).squeeze(0).unsqueeze(0)
+
+
 ALONE: dict[str, Call] = {  # every row by itself
     "linear": lambda x, y, w: F.linear(x, w) + y,
     "norm": lambda x, y, w: F.layer_norm(x, x.shape[-1:], w[0]) * x.mean(-1, keepdim=True),
@@ -90,7 +95,7 @@ ALONE: dict[str, Call] = {  # every row by itself
     "swapped": lambda x, y, w: F.linear(x.view(1, x.shape[1], -1, 2).transpose(1, 2).permute(0, 2, 1, 3).reshape(x.shape), w),
     "matrix": lambda x, y, w: (x[0] @ w + w[1]).unsqueeze(0) + torch.addmm(w[0], y[0], w),
     "groups": in_groups, "largest": by_largest, "parts": parts, "stacked": stacked, "gathered": gathered,
-    "sums": small_sums,
+    "sums": small_sums, "squeezed": squeezed_for_nothing,
 }
 MIXED: dict[str, Call] = {  # rows of others, too
     "over rows": lambda x, y, w: x.softmax(1) + y,

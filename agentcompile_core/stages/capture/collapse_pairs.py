@@ -3,16 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from attrs import evolve, frozen
-from torch import Tensor
 
 from ...ir.graph import Argument, Graph, Node, Ref, Value
-from ...ops.dtypes import torch_dtype
 from ...ops.operator_names import ROPE, ROTARY
 from ...ops.overloads import operator_of
 from ...ops.schema import argument as argument_of
 from .importer import spec_of
+from .laid_out import without_memory
 from .rewrite import View, beside, both_orders, eliminate_dead_code, rebuild
 
 _NARROW = ("float16", "bfloat16")
@@ -105,9 +103,7 @@ class _Made:
         if not isinstance(argument, Ref):
             return argument
         value = self.values.get(argument.value)
-        spec = value.spec if value is not None else self.view.graph.spec(argument.value)
-        like: Tensor = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device="meta")
-        return torch.empty_strided(spec.shape, spec.strides, dtype=like.dtype, device="meta") if spec.strides else like
+        return without_memory(value.spec if value is not None else self.view.graph.spec(argument.value))
 
     def _halves_first(self, node: Node, x: Ref) -> Ref:
         shape = self.view.shape(x)

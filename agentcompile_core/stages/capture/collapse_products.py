@@ -6,10 +6,10 @@ from math import prod
 import torch
 from attrs import evolve
 
-from ...ir.graph import Argument, Graph, GraphKind, Node, Ref, TensorSpec, Value
-from ...ops.dtypes import torch_dtype
+from ...ir.graph import Argument, Graph, GraphKind, Node, Ref, Value
 from ...ops.schema import argument as argument_of
 from .importer import spec_of
+from .laid_out import without_memory
 from .rewrite import View, beside, eliminate_dead_code, rebuild
 
 WIDE = ("float32", "float64")  # in half precision a product is rounded before it is added
@@ -54,15 +54,10 @@ def _contracted(view: View, node: Node) -> tuple[Node, Value] | None:
     gone = {int(axis) % len(shape) for axis in axes if isinstance(axis, int)}
     equation = f"{labels},{labels}->{''.join(label for at, label in enumerate(labels) if at not in gone)}"
     name = f"{node.name}.contracted"
-    result = torch.einsum(equation, *(_shown(view.graph.spec(one.value)) for one in operands if isinstance(one, Ref)))
+    result = torch.einsum(equation, *(without_memory(view.graph.spec(one.value)) for one in operands if isinstance(one, Ref)))
     return beside(node, name, "aten.einsum.default", "einsum", (equation, operands)), Value(name=name, spec=spec_of(result))
 
 
 def _spread(view: View, operands: tuple[Argument, ...], shape: tuple[int, ...], node: Node) -> bool:
     kept = sum(prod(view.shape(one)) for one in (*operands, Ref(node.outputs[0])))
     return prod(shape) >= LARGER * kept
-
-
-def _shown(spec: TensorSpec) -> torch.Tensor:
-    strides = spec.strides or torch.empty(spec.shape, device="meta").stride()
-    return torch.empty_strided(spec.shape, strides, dtype=torch_dtype(spec.dtype), device="meta")

@@ -81,5 +81,5 @@ RULES: dict[str, Rule] = {
     "aten.scatter.value": _beside, "aten.cumsum.default": _beside,
     "aten.concat.default": _beside, "aten.stack.default": _stacked, "aten.unflatten.int": reshaped, "aten.flatten.using_ints": reshaped,
     "aten.argsort.default": _beside, "aten.zeros_like.default": _alike, "aten.ones_like.default": _alike, "aten.full_like.default": _alike,
-    "aten.matmul.default": _product, "aten.select.int": _chosen_along, "aten.squeeze.dim": _chosen_along, EXPERT_LINEAR: _by_experts,
+    "aten.matmul.default": _product, "aten.select.int": _chosen_along, "aten.squeeze.dim": reshaped, EXPERT_LINEAR: _by_experts,
 }

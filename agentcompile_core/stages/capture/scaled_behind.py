@@ -6,7 +6,7 @@ from ...ir.graph import DType, Graph, Node, Ref, Value, ValueKind
 from ...ops.operator_names import NORMS
 from ...ops.region_view import is_contiguous
 from ...ops.schema import argument as argument_of
-from .rewrite import View, beside, rebuild
+from .rewrite import View, beside, eliminate_dead_code, rebuild
 
 _NORMS = (*NORMS, "aten.rms_norm.default")
 _RANGES = (DType.BF16, DType.F32)  # what was scaled to stay small could leave the range of fp16
@@ -33,13 +33,7 @@ def scale_behind(graph: Graph) -> Graph:
         nodes.append(beside(node, node.name, "aten.mul.Tensor", "mul", (Ref(name), number), node.outputs))
     if not values:
         return graph
-    return rebuild(evolve(graph, values=(*graph.values, *values)), _read(graph, nodes))
-
-
-def _read(graph: Graph, nodes: list[Node]) -> list[Node]:
-    """Without what nothing reads any more."""
-    read = {name for node in nodes for name in node.inputs} | set(graph.outputs)
-    return [node for node in nodes if node.op != "aten.mul.Tensor" or not read.isdisjoint(node.outputs)]
+    return eliminate_dead_code(rebuild(evolve(graph, values=(*graph.values, *values)), nodes))
 
 
 def _scaled(view: View, node: Node) -> tuple[Ref, Ref] | None:

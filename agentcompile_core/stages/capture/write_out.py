@@ -14,7 +14,7 @@ from ...ops.schema import argument as argument_of
 from ...ops.schema import canonical, with_argument
 from .importer import spec_of
 from .kinds import kind_of
-from .laid_out import made_by
+from .laid_out import made_by, without_memory
 from .rewrite import View, beside, rebuild, resolve_chain
 
 _FUNCTIONS = {MEAN: "aten.mean.default", SUM: "aten.sum.default"}
@@ -46,10 +46,7 @@ class Writer:
     def _meta(self, given: Argument) -> object:
         if not isinstance(given, Ref):
             return list(given) if isinstance(given, tuple) else given
-        spec = self.spec(given)
-        if spec.strides:
-            return torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta")
-        return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device="meta")
+        return without_memory(self.spec(given))
 
 
 _Write = Callable[[Writer, Node], Ref | None]
