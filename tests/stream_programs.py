@@ -6,12 +6,24 @@ from typing import Any
 import torch
 from attrs import frozen
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 _WRITES: dict[str, Callable[..., Tensor]] = {"add": Tensor.add_, "sub": Tensor.sub_, "mul": Tensor.mul_, "copy": Tensor.copy_}
 _PURE: dict[str, Callable[..., Tensor]] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul}
 _KINDS = (*("assign", "cut", "mix") * 3, *("write", "join", "repeat", "again") * 2, "pure", "select", "turn", "flat", "expand")
 MOST, LARGEST = 600, 1000  # elements, and what they are: sums and products of whole numbers stay exact in float32
+
+
+class Of(nn.Module):
+    """A module of one call, for what takes modules."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *given: Tensor) -> Any:
+        """What the call makes of tensors."""
+        return self.call(*given)
 
 
 @frozen

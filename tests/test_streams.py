@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_programs import Of
 from torch import Tensor, nn
 
 from agentcompile_core.ir.graph import Graph, GraphKind
@@ -15,15 +16,6 @@ from agentcompile_core.ops.region_view import is_contiguous
 from agentcompile_core.stages.capture.export import export_forward
 from agentcompile_core.stages.capture.importer import import_program
 from agentcompile_core.stages.capture.normalize import normalize
-
-
-class Of(nn.Module):
-    def __init__(self, call: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *given: Tensor) -> Tensor:
-        return self.call(*given)
 
 
 def captured(call: Callable[..., Tensor], *given: Tensor) -> Graph:

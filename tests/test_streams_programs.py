@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import given, settings
-from stream_programs import Program, programs
-from torch import Tensor, nn
+from stream_programs import Of, Program, programs
+from torch import Tensor
 
 from agentcompile_core.ir.graph import Graph, GraphKind
 from agentcompile_core.ops.agreement import disagreement
@@ -14,15 +14,6 @@ from agentcompile_core.ops.interpreter import compile_nodes
 from agentcompile_core.stages.capture.export import export_forward
 from agentcompile_core.stages.capture.importer import import_program, spec_of
 from agentcompile_core.stages.capture.normalize import normalize
-
-
-class Of(nn.Module):
-    def __init__(self, call: Callable[..., object]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *given: Tensor) -> object:
-        return self.call(*given)
 
 
 def copies(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
