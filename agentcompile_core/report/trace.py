@@ -33,7 +33,7 @@ def trace_text(line: TimeLine) -> str:
         f"the clock counts in {line.clock_ns} ns)",
         "",
         table(rows, head),
-        "mean of the blocks from the release of the first step on; of ends the first, the mean and the last block",
+        "mean of the blocks from the release of the first step on; of starts and ends the first, the mean and the last block",
         "",
     ]
     if not line.losses:
@@ -53,7 +53,7 @@ def _name(launch: TracedLaunch, line: TimeLine) -> str:
 def _cell(times: PhaseTimes | None, phase: str) -> str:
     if times is None:
         return "-"
-    if phase == PHASES[-1]:
+    if phase in (PHASES[0], PHASES[-1]):
         return f"{times.least_us:.2f} {times.mean_us:.2f} {times.most_us:.2f}"
     return f"{times.mean_us:.2f}"
 
