@@ -1,6 +1,7 @@
 """Schedules of the attention family: which are legal for a match, and in which order they are worth trying."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice, product, zip_longest
 
 from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
@@ -27,6 +28,11 @@ EARLY_KV = (True, False)
 # there, 46.8 at 32,768 with two stages; in registers 15.4 and 47.7).
 LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 2}, {"path": "tensor", "warps": 8, "unroll": 2},
                                        {"path": "lanes", "warps": 8, "unroll": 4})
+# What a search of 230 s found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): of messages in the chain at 192 positions,
+# 0.9 % of the step; through memory alone at 2,048, 5.9 us where the one for long caches takes 6.5. They come third and second.
+ALSO: dict[str, dict[str, Scalar]] = {"message": {"path": "lanes", "warps": 8, "unroll": 4},
+                                      "global": {"path": "tensor", "warps": 4, "unroll": 2}}
+TURNS = 3  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
 STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))  # warps and stages
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
@@ -139,32 +145,44 @@ def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
     """At most 64 schedules of one way to deal the query heads; two that keep K and V in registers for tensor cores, for each FMA
     schedule and each that keeps them in stages, where there are all of them.
 
-    The ways to merge take turns, those of clusters first: on the H200 8 splits took 3.4 us by cluster barriers at 256 positions,
-    16 through memory 4.3 to 4.8, and a search that ends early has to have met all of them. So has it one of each for long caches,
-    which is chosen again in later ranges of positions; of those merged through memory it comes first where there are clusters, which
-    win at few positions (H100: 47 us at 32,768, where the best of a cluster takes 56).
+    Messages and what merges through memory take turns: on the H200 8 splits took 3.0 us by messages at 512 positions, 16 through memory
+    4.3, and a search that ends early has to have met both. So has it one of each for long caches, which is chosen again in later ranges of
+    positions; of those merged through memory it comes first where there are clusters, which win at few positions (H100: 47 us at 32,768,
+    where the best of a cluster takes 56).
     """
     everything = [tensor_schedules(shape, target), lane_schedules(shape, target), staged_schedules(shape, target)]
     tensor, lanes, staged = map(iter, everything)
     mixed = (point for turn in zip_longest(tensor, staged, tensor, lanes) for point in turn if point is not None)
     kept = list(islice(dict.fromkeys(mixed), MOST_POINTS))  # narrow heads reach some of them in two ways
-    ways = ([point for point in kept if point["merge"] == merge] for merge in ("message", "global", "cluster"))
     clustered = any(point["merge"] in CLUSTERED for point in kept)
     every = [point for points in everything for point in points]
-    turns = zip_longest(*(_for_long_too(shape, way, every, clustered) for way in ways))
-    return [point for turn in turns for point in turn if point is not None][:MOST_POINTS]
+    message, memory, barrier = (_for_long_too(shape, [point for point in kept if point["merge"] == merge], every, clustered)
+                                for merge in ("message", "global", "cluster"))
+    return _in_turns(message, memory, barrier)[:MOST_POINTS]
+
+
+def _in_turns(message: list[Schedule], memory: list[Schedule], barrier: list[Schedule]) -> list[Schedule]:
+    late, found = iter(barrier), list[Schedule | None]()
+    for number, turn in enumerate(zip_longest(message, memory), 1):
+        found += (*turn, next(late, None)) if number % TURNS == 0 else turn
+    return [point for point in (*found, *late) if point is not None]
 
 
 def _for_long_too(shape: Shape, way: list[Schedule], everything: list[Schedule], clustered: bool) -> list[Schedule]:
     """The schedules of one way to merge, in second place the one with as many splits as the first that has most of K and V in flight; in
-    first place where splits merge through memory beside ``clustered`` ways."""
+    first place where splits merge through memory beside ``clustered`` ways. Behind it comes what else won there."""
     alike = [point for point in everything if way and all(point[name] == way[0][name] for name in ("merge", "splits"))]
     wished = (*_narrow_long(way), *LONG) if _narrow(shape) else LONG
-    guess = next((point for wanted in wished for point in alike if all(point[name] == value for name, value in wanted.items())), None)
+    guess = _first_like(alike, wished)
     if guess is None:
         return way
-    first = (guess, way[0]) if clustered and guess["merge"] not in CLUSTERED else (way[0], guess)
-    return list(dict.fromkeys((*first, *way[1:])))
+    also = _first_like(alike, (ALSO[str(guess["merge"])],)) if guess["merge"] in ALSO else None
+    first = (guess, also, way[0]) if clustered and guess["merge"] not in CLUSTERED else (way[0], guess, also)
+    return list(dict.fromkeys(point for point in (*first, *way[1:]) if point is not None))
+
+
+def _first_like(points: list[Schedule], wished: Sequence[dict[str, Scalar]]) -> Schedule | None:
+    return next((point for wanted in wished for point in points if all(point[name] == value for name, value in wanted.items())), None)
 
 
 def _narrow(shape: Shape) -> bool:

@@ -67,7 +67,7 @@ def test_a_search_that_ends_early_has_met_every_way_to_merge(name: str) -> None:
     """And each has at least an eighth of the space."""
     points = FAMILY.space(MODELS[name].match(), H200).points
     ways = [point["merge"] for point in points]
-    assert set(ways[:9]) == {"message", "cluster", "global"} and ways[0] == "message"
+    assert set(ways[:5]) == {"message", "global"} and ways[0] == "message" and "cluster" in ways[:24]
     assert all(8 * ways.count(way) >= len(ways) for way in set(ways))
 
 
@@ -86,7 +86,7 @@ def test_a_search_that_ends_early_has_met_a_schedule_for_long_caches(name: str) 
         first, narrow = [(p["merge"], p["warps"], p["unroll"]) for p in whole[:6]], name == "llama_1b"
         through_memory, clustered = (12 if narrow else 8, 2), (16 if narrow else 8, 2)
         assert first[1] == ("global", *through_memory), "beside clusters, what merges through memory is there for long caches"
-        assert set(first[3:]) == {("message", *clustered), ("global", 4, 1), ("cluster", *clustered)}
+        assert set(first[2:5]) == {("message", *clustered), ("global", 4, 2), ("message", 8, 4)}
 
 
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:
