@@ -98,7 +98,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("lanes_parts", "attention", _attention(heads=(11, 1), head_dim=64, capacity=96, rope="rms"),
      {**LANES, "merge": "global", "splits": 2, "parts": 2}),
     ("tensor_parts_cluster", "attention", _attention(heads=(26, 2), head_dim=64, capacity=160, rope="none", dtype=DType.BF16),
-     {**TENSOR, "merge": "cluster", "splits": 2, "parts": 2}),
+     {**TENSOR, "merge": "cluster", "splits": 4, "parts": 2}),
     ("staged_early", "attention", _attention(heads=(4, 2), head_dim=64, capacity=420, rope="rms"),
      {**SLICE, **STAGED, "merge": "global", "splits": 2, "warps": 4, "unroll": 2, "early_kv": True}),
     ("staged_chunks", "attention", lambda: made.chunked_case(heads=(4, 2), head_dim=64, capacity=420, chunk=90),
