@@ -142,3 +142,23 @@ def test_the_key_of_an_answer_ignores_what_never_repeats() -> None:
 def test_rejected_items_are_short_and_printable() -> None:
     assert RejectedItem(item="a\nb" + "c" * 200, rule="J1").item == ("a\\nb" + "c" * 200)[:80]
     assert RejectedItem(item="plain text", rule="J1").item == "plain text"
+
+
+@given(st.text(alphabet='[{]}"\\a\n', max_size=40))
+def test_brackets_count_outside_of_strings_alone(text: str) -> None:
+    """As deep as a walk from character to character finds it."""
+    depth, deepest, in_string, escaped = 0, 0, False, False
+    for one in text:
+        if in_string:
+            escaped, in_string = not escaped and one == "\\", escaped or one != '"'
+        else:
+            in_string, depth = one == '"', depth + (one in "[{") - (one in "]}")
+            deepest = max(deepest, depth)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serial, "MAX_DEPTH", 2)
+        try:
+            serial.parse(text)
+            said = ""
+        except UsageError as exc:
+            said = str(exc)
+    assert ("nested deeper" in said) is (deepest > 2)

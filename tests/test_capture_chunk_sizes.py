@@ -1,5 +1,6 @@
 """The graph of a chunk between two sizes is the one that torch.export would have made, wherever it is not made by it."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -202,3 +203,29 @@ def test_layouts_are_noted_once_and_graphs_of_models_write_no_code(monkeypatch: 
         if "tensor_meta" in wanted.meta:
             assert found.meta["val"].stride() == wanted.meta["tensor_meta"].stride
     assert not hasattr(type(plain.graph_module), "_needs_recompile")
+
+
+def test_records_that_nobody_writes_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes them of every tensor while its log has a handler, which an export that is quiet never asks."""
+    module, x, made, handlers = nn.Linear(4, 4).eval(), torch.ones(2, 4), list[str](), [logging.NullHandler()]
+    monkeypatch.setattr(unread.logs, "log_trace_structured_event", lambda name, record: made.append(name))
+    monkeypatch.setattr(unread.logs.trace_log, "handlers", handlers)
+    with unread.without_what_nobody_reads():
+        torch.export.export(module, (x,))
+    assert not made and unread.logs.trace_log.handlers is handlers
+    torch.export.export(module, (x,))
+    assert made
+
+
+def test_symbols_of_data_are_bound_as_before() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nonzero(x)
+
+    def bound() -> list[tuple[str, str]]:
+        program = torch.export.export(Chosen(), (torch.ones(3),))
+        return [(node.name, str(node.meta["unbacked_bindings"])) for node in program.graph.nodes if "unbacked_bindings" in node.meta]
+
+    with unread.without_what_nobody_reads():
+        found = bound()
+    assert found == bound() and len(found) == 1

@@ -91,7 +91,7 @@ def deepened(model_type: str, count: int) -> nn.Module:
 
 
 # Of alternating layers four or five are traced, of others two or three: these and one or more of each kind behind them.
-@pytest.mark.parametrize(("model_type", "count"), [(name, 5 + i % 2 + alternates(name)) for i, name in enumerate(MODELS)])
+@pytest.mark.parametrize(("model_type", "count"), [(name, 4 + i % 2 + 2 * alternates(name)) for i, name in enumerate(MODELS)])
 def test_graphs_are_the_exported_ones(model_type: str, count: int, traced: list[tuple[int, bool]]) -> None:
     model = deepened(model_type, count)
     found = captured(model, 3, 6, 10)

@@ -12,7 +12,7 @@ from capture_models import GPT, SIZES, WINDOWED, tiny
 from test_live_prefill import prompt_of
 from torch import Tensor, nn
 
-from agentcompile_core.ir.graph import DType, Workload
+from agentcompile_core.ir.graph import DType, GraphSet, Workload
 from agentcompile_core.ops import live_attention
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import Heads
@@ -51,9 +51,14 @@ class Emulated(ReplayingBackend):
         return self.rows.place(heads)
 
 
-def logits_of(model: nn.Module, name: str, dtype: DType, backend: ReplayingBackend) -> list[Tensor]:
+def captured(model: nn.Module, name: str, dtype: DType) -> GraphSet:
     graphs = capture_language_model(model, name, Workload(dtype=dtype, max_context=CONTEXT, prefill_chunks=(SMALL, LARGE)))
-    assert graphs.graphs and graphs.kv is not None, graphs.eager_reason
+    assert graphs.graphs, graphs.eager_reason
+    return graphs
+
+
+def logits_of(model: nn.Module, graphs: GraphSet, backend: ReplayingBackend) -> list[Tensor]:
+    assert graphs.kv is not None
     programs, cache = {g.name: framework_program(g) for g in graphs.graphs}, PlainKVCache().allocate(graphs.kv, "cpu")
     mine = Session(graphs, programs, WeightStore(model, "cpu"), Executables(device="cpu", backend=backend), kv_state=cache,
                    decode=CudaGraphRuntime())
@@ -69,8 +74,9 @@ def test_prompts_of_any_length_are_as_near_as_the_frameworks(name: str, dtype: D
     model, backend = tiny(name, MODELS[name], getattr(torch, dtype.value)), Emulated()
     wide = tiny(name, MODELS[name])
     wide.load_state_dict({key: tensor.float() for key, tensor in model.state_dict().items()})
+    graphs = captured(model, name, dtype)
     found, beside, wanted = (logits_of(*one) for one in (
-        (model, name, dtype, backend), (model, name, dtype, ReplayingBackend()), (wide, name, DType.F32, ReplayingBackend())))
+        (model, graphs, backend), (model, graphs, ReplayingBackend()), (wide, captured(wide, name, DType.F32), ReplayingBackend())))
     for ours, theirs, right in zip(found, beside, wanted, strict=True):
         errors = [(one - right).square().mean().sqrt() for one in (ours, theirs)]
         assert float(errors[0]) <= 1.5 * float(errors[1]) + 1e-3 * float(right.std())

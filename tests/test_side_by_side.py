@@ -29,7 +29,7 @@ def two_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with Worker(catalog=CATALOG, deadlines_s={"check": 6.0, "time": 6.0}, builders=1) as made:
+    with Worker(catalog=CATALOG, deadlines_s={"check": 3.0, "time": 3.0}, builders=1) as made:
         yield made
 
 

@@ -27,7 +27,7 @@ TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[Any]:
-    config = Config(device="cpu", backend="emulation", budget_s=60.0, budget_plans=24, rounds=1, origins=("generated",))
+    config = Config(device="cpu", backend="emulation", budget_s=60.0, budget_plans=12, rounds=1, origins=("generated",))
     model = ac.compile(str(TINY), dtype="float32", max_context=64, config=config, store=Store(None), run_on="emulation")
     yield model
     model.context.close()
@@ -56,7 +56,8 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return tuple(notes(int(source.digest, 16), x * y * z) for x, y, z in grids)
 
     monkeypatch.setattr("agentcompile_core.runtime.tracing.TIMED", 1)  # emulated steps take a third of a second
-    monkeypatch.setattr("agentcompile_core.runtime.tracing.TIMED_RUNS", 3)
+    monkeypatch.setattr("agentcompile_core.runtime.tracing.TIMED_RUNS", 2)
+    monkeypatch.setattr("agentcompile_core.runtime.tracing.WARM_UPS", 1)
     monkeypatch.setattr(EmulationBackend, "traced", traced)
     monkeypatch.setattr(EmulationBackend, "noted", noted)
     return tags
@@ -64,12 +65,12 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_layer_the_step_behind_it_and_what_is_behind_the_layers_are_traced(compiled: Any, tracing: list[str]) -> None:
     ids = torch.tensor([[3, 5, 7, 9]])
-    before = compiled.generate(ids, 12, eos_token_id=None)
+    before = compiled.generate(ids, 4, eos_token_id=None)
     states = {name: tensor.clone() for name, tensor in compiled.session.states.items() if not name.startswith("kv.")}
     line = compiled.trace(10, layer=0, repetitions=2)
     for name, tensor in states.items():
         assert torch.equal(compiled.session.states[name], tensor), name
-    assert torch.equal(compiled.generate(ids, 12, eos_token_id=None), before)
+    assert torch.equal(compiled.generate(ids, 4, eos_token_id=None), before)
     program = compiled.session.bound("decode").program
     layers = [program.graph.node_by_name[s.nodes[-1]].layer for s in program.segments if s.source]
     wanted = layers.count(0) + 1 + layers[layers.index(0):].count(-1)

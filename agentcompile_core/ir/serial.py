@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import types
 import typing
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from .graph import Argument, Ref, Symbol
 SCHEMA = 1
 T = TypeVar("T")
 MAX_DEPTH = 64
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # to its end or that of the text
+_BRACKETS = re.compile(r"[\[{]+|[\]}]+")
 UNSAID = "unsaid"  # in the metadata of an attribute: its default is not written, so that keys and files from before it stay what they were
 
 
@@ -186,18 +189,10 @@ def parse(text: str, max_bytes: int = 1 << 30) -> Any:
     if len(text) > max_bytes:
         raise UsageError(f"JSON text of {len(text)} characters; at most {max_bytes} are read")
     depth = 0
-    in_string = escaped = False
-    for ch in text:
-        if in_string:
-            escaped, in_string = (not escaped and ch == "\\"), escaped or ch != '"'
-        elif ch == '"':
-            in_string = True
-        elif ch in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise UsageError(f"JSON nested deeper than {MAX_DEPTH}")
-        elif ch in "]}":
-            depth -= 1
+    for run in _BRACKETS.findall(_STRING.sub("", text)):
+        depth += len(run) if run[0] in "[{" else -len(run)
+        if depth > MAX_DEPTH:
+            raise UsageError(f"JSON nested deeper than {MAX_DEPTH}")
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

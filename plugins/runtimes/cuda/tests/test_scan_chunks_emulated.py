@@ -203,6 +203,7 @@ CASES = [Drawn(tokens=45, schedule=BY_CHUNK[0], groups=2, heads=2, terms=32, rat
          Drawn(tokens=150, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=64, decays=1000.0, in_turns=True),
          Drawn(tokens=64, schedule=ChunkSchedule(chunk=64, rows=32, warps=4), width=32, terms=128, decays=3e38, keys_of=torch.float32),
          Drawn(tokens=40, schedule=BY_CHUNK[2], width=32, terms=32, keys_of=torch.float16, decays=0.1)]
+FIRST = (1, 0, 3, 8)  # cases that tell most of these, tried first: each is a build
 WRONG = {
     "what a step reads is waited for no longer": ("    ac::cp_async_wait<0>();\n", ""),
     "a step before all of it is there": ("    __syncthreads();  // what the step", "    __syncwarp();  // what the step"),
@@ -253,7 +254,8 @@ WRONG = {
 @pytest.mark.parametrize("name", some(WRONG))
 def test_a_wrong_kernel_is_seen(name: str) -> None:
     right, wrong = WRONG[name]
-    for one, order in product(CASES, ORDERS):
+    cases = [*(CASES[at] for at in FIRST), *(one for at, one in enumerate(CASES) if at not in FIRST)]
+    for one, order in product(cases, ORDERS):
         try:
             if max(errors(one, order, right, wrong)) > CLOSE:
                 return
