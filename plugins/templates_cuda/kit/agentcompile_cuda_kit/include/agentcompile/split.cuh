@@ -86,13 +86,13 @@ __device__ __forceinline__ auto merge_partials(int count, State state, Output ou
     float maximum = merged.maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) maximum = fmaxf(maximum, states[i].x);
-    const float rescale = exp2f(merged.maximum - maximum);
+    const float rescale = quick_exp2(merged.maximum - maximum);
     scale(total, rescale);
     merged.sum *= rescale;
     merged.maximum = maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
-      const float weight = exp2f(states[i].x - maximum);
+      const float weight = quick_exp2(states[i].x - maximum);
       add_weighted(total, weight, outputs[i]);
       merged.sum = fmaf(weight, states[i].y, merged.sum);
     }
@@ -105,8 +105,8 @@ __device__ __forceinline__ float softmax_divide(float total, SoftmaxState state)
 
 __device__ __forceinline__ float softmax_divide_with_sink(float total, SoftmaxState state, float sink) {
   const float maximum = fmaxf(state.maximum, sink);
-  const float rescale = exp2f(state.maximum - maximum);
-  return total * rescale / fmaf(state.sum, rescale, exp2f(sink - maximum));
+  const float rescale = quick_exp2(state.maximum - maximum);
+  return total * rescale / fmaf(state.sum, rescale, quick_exp2(sink - maximum));
 }
 
 // Global memory in which the splits of one of `heads` heads merge: of each split of each head its outputs, then of each its states, 4 *
