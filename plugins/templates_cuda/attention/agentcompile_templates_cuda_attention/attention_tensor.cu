@@ -98,6 +98,13 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int stride = splits * tile;
 
   heads.finish(queries, new_key, new_value, norm_eps);
+  const bool owner = share.appends() && (span.position - span.first) / tile % splits == split && span.position < capacity;
+  if (owner && threadIdx.x < KeyHead::head_vectors) {  // append
+    new_key[threadIdx.x].store(key_base + span.position * key_row + threadIdx.x * Vector::size);
+  }
+  if (owner && threadIdx.x < ValueHead::head_vectors) {
+    new_value[threadIdx.x].store(value_base + span.position * value_row + threadIdx.x * Vector::size);
+  }
   KeyHead::Packed query;
 #pragma unroll
   for (int j = 0; j < KeyHead::vectors; ++j) {
@@ -140,15 +147,6 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     if (more) load_values(base + stride, load_value);
   }
   running.store(warp_outputs[warp], warp_states[warp], row, column);
-
-  // Append, which nobody in this launch waits for.
-  const bool owner = share.appends() && (span.position - span.first) / tile % splits == split && span.position < capacity;
-  if (owner && threadIdx.x < KeyHead::head_vectors) {
-    new_key[threadIdx.x].store(key_base + span.position * key_row + threadIdx.x * Vector::size);
-  }
-  if (owner && threadIdx.x < ValueHead::head_vectors) {
-    new_value[threadIdx.x].store(value_base + span.position * value_row + threadIdx.x * Vector::size);
-  }
 
   merge(operands, share, span.active, Buffers{warp_outputs, warp_states, parts, &last});
 }
