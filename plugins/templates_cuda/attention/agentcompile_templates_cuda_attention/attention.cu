@@ -50,14 +50,14 @@ struct Running {
       float highest = maximum[g];
 #pragma unroll
       for (int u = 0; u < unroll; ++u) highest = attended[u] ? fmaxf(highest, scores[u][g]) : highest;
-      const float rescale = exp2f(maximum[g] - highest);
+      const float rescale = ac::quick_exp2(maximum[g] - highest);
       maximum[g] = highest;
       sum[g] *= rescale;
 #pragma unroll
       for (int e = 0; e < ValueHead::elements; ++e) weighted[g][e] *= rescale;
 #pragma unroll
       for (int u = 0; u < unroll; ++u) {
-        scores[u][g] = attended[u] ? exp2f(scores[u][g] - highest) : 0.0f;
+        scores[u][g] = attended[u] ? ac::quick_exp2(scores[u][g] - highest) : 0.0f;
         sum[g] += scores[u][g];
       }
     }
@@ -85,8 +85,8 @@ struct Running {
         const float other_maximum = __shfl_xor_sync(ac::full_warp, maximum[g], offset);
         const float other_sum = __shfl_xor_sync(ac::full_warp, sum[g], offset);
         const float highest = fmaxf(maximum[g], other_maximum);
-        const float own_weight = exp2f(maximum[g] - highest);
-        const float other_weight = exp2f(other_maximum - highest);
+        const float own_weight = ac::quick_exp2(maximum[g] - highest);
+        const float other_weight = ac::quick_exp2(other_maximum - highest);
         maximum[g] = highest;
         sum[g] = sum[g] * own_weight + other_sum * other_weight;
 #pragma unroll

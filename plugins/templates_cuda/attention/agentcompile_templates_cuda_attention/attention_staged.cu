@@ -103,7 +103,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int kv_head = blockIdx.y;
   const Share share{kv_head};
 
-  NewHeads heads;
+  NewHeads<false> heads;
   heads.fetch_weights(q_norm, k_norm);
 
   const Stream stream{memory + warp * stages * stage_vectors, k_cache + kv_head * head_dim, v_cache + kv_head * value_dim,
@@ -119,7 +119,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   ac::grid_dependency_wait();
 
   const long long new_position = ac::load_relaxed(position);
-  heads.fetch(q, k, v, cos, sin, share);
+  heads.fetch(q, k, v, cos, sin, share, new_value);
   if (!Plan::early_kv || new_position != span.position) {
     if constexpr (Plan::early_kv) stream.drain();
     span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);

@@ -33,11 +33,11 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int row = threadIdx.x % ac::warp_size / 4;
   const int column = threadIdx.x % 4;
   const int split = blockIdx.x;
-  const int splits = gridDim.x;
+  const int splits = split_count();
   const int kv_head = blockIdx.y;
   const Share share{kv_head};
 
-  NewHeads heads;
+  NewHeads<true> heads;
   heads.fetch_weights(q_norm, k_norm);
 
   const long long key_row = static_cast<long long>(kv_heads) * head_dim;
@@ -81,7 +81,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   ac::grid_dependency_wait();
 
   const long long new_position = ac::load_relaxed(position);
-  heads.fetch(q, k, v, cos, sin, share);
+  heads.fetch(q, k, v, cos, sin, share, new_value);
   if (!Plan::early_kv || new_position != span.position) {
     span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);
     if (split < span.active) {
@@ -89,7 +89,10 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
       load_values(start_of(span), load_value);
     }
   }
-  if (split >= span.active) return;
+  if (split >= span.active) {
+    heads.drain();
+    return;
+  }
   parts.expect(span.active);
   const int start = start_of(span);
   const int stride = splits * tile;

@@ -63,6 +63,9 @@ struct Operands {
   float softcap;
 };
 
+// Splits of a KV head: those of a cluster are known where the kernel is compiled, so that nothing is divided by their number.
+__device__ __forceinline__ int split_count() { return Plan::cluster > 0 ? Plan::cluster : gridDim.x; }
+
 template <bool Messages> struct PartsOf { using Type = ac::ClusterParts<Plan::cluster, group, value_dim>; };
 template <> struct PartsOf<true> { using Type = ac::MessageParts<Plan::cluster, group, value_dim>; };
 using Parts = PartsOf<Plan::messages>::Type;

@@ -18,7 +18,7 @@ LEAST_DEALT = 4  # query heads of a group that a block could hold: fewer are not
 PARTS = "parts"
 TENSOR_PATHS = ("tensor", "staged")  # K and V in registers, in stages of shared memory
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
-REGISTERS_BESIDE = 48  # addresses, bounds, running maxima
+REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
 CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the

@@ -109,7 +109,7 @@ struct Running {
       }
     }
     highest = ac::warp_max<4>(highest);
-    const float rescale = exp2f(maximum - highest);
+    const float rescale = ac::quick_exp2(maximum - highest);
     maximum = highest;
     sum *= rescale;
 #pragma unroll
@@ -117,7 +117,7 @@ struct Running {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool attended = base + u * warps * step + position_in_step(i, column) < length;
-        scores[u][i] = attended ? exp2f(scores[u][i] - highest) : 0.0f;
+        scores[u][i] = attended ? ac::quick_exp2(scores[u][i] - highest) : 0.0f;
         sum += scores[u][i];
       }
     }

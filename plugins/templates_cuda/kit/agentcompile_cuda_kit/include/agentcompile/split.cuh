@@ -86,13 +86,13 @@ __device__ __forceinline__ auto merge_partials(int count, State state, Output ou
     float maximum = merged.maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) maximum = fmaxf(maximum, states[i].x);
-    const float rescale = exp2f(merged.maximum - maximum);
+    const float rescale = quick_exp2(merged.maximum - maximum);
     scale(total, rescale);
     merged.sum *= rescale;
     merged.maximum = maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
-      const float weight = exp2f(states[i].x - maximum);
+      const float weight = quick_exp2(states[i].x - maximum);
       add_weighted(total, weight, outputs[i]);
       merged.sum = fmaf(weight, states[i].y, merged.sum);
     }
@@ -105,8 +105,8 @@ __device__ __forceinline__ float softmax_divide(float total, SoftmaxState state)
 
 __device__ __forceinline__ float softmax_divide_with_sink(float total, SoftmaxState state, float sink) {
   const float maximum = fmaxf(state.maximum, sink);
-  const float rescale = exp2f(state.maximum - maximum);
-  return total * rescale / fmaf(state.sum, rescale, exp2f(sink - maximum));
+  const float rescale = quick_exp2(state.maximum - maximum);
+  return total * rescale / fmaf(state.sum, rescale, quick_exp2(sink - maximum));
 }
 
 // Global memory in which the splits of one of `heads` heads merge: of each split of each head its outputs, then of each its states, 4 *
@@ -236,6 +236,10 @@ __device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Grou
   }
 }
 
+// 2^16 / n, rounded up: dividing by how many blocks have work would stand between the arrival of q and its use.
+__constant__ unsigned int reciprocals[17] = {0,    65536, 32768, 21846, 16384, 13108, 10923, 9363, 8192,
+                                             7282, 6554,  5958,  5462,  5042,  4682,  4370,  4096};
+
 // By messages: of every block its weighted sums and states, and the barrier that counts their bytes.
 template <int Blocks, int Group, int HeadDim> struct MessageParts {
   static constexpr int width = Group * HeadDim;
@@ -248,7 +252,9 @@ template <int Blocks, int Group, int HeadDim> struct MessageParts {
 
   static __device__ __forceinline__ int owner(int i, int active) { return i / chunk * active / chunks; }
   static __device__ __forceinline__ int first_owned(int block, int active) {  // of the outputs
-    return min((block * chunks + active - 1) / active * chunk, width);
+    static_assert(Blocks <= 16 && (Blocks * chunks + Blocks) * Blocks < 1 << 16, "the quotients by reciprocals are exact");
+    const unsigned int chunks_before = (block * chunks + active - 1) * reciprocals[active] >> 16;  // rounded up
+    return min(static_cast<int>(chunks_before) * chunk, width);
   }
 
   // The arrival has nothing to publish but the barrier, for which the fence is enough; so it is relaxed.
@@ -311,9 +317,11 @@ __device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Gro
   for (; i < end; i += Threads) {
     SoftmaxState merged;
     const int head = i / HeadDim;
-    const float total = merge_partials<Blocks>(  // those without work change nothing: one round, unrolled
-        Blocks, [&](int other) { return other < active ? parts.states[other][head] : make_float2(softmax_floor, 0.0f); },
-        [&](int other) { return other < active ? parts.outputs[other][i] : 0.0f; }, merged);
+    auto state = [&](int other) { return other < active ? parts.states[other][head] : make_float2(softmax_floor, 0.0f); };
+    auto output = [&](int other) { return other < active ? parts.outputs[other][i] : 0.0f; };
+    // Those without work change nothing: one round, unrolled, and where few have any a shorter one.
+    const float total = Blocks > 4 && active <= Blocks / 2 ? merge_partials<(Blocks + 1) / 2>((Blocks + 1) / 2, state, output, merged)
+                                                           : merge_partials<Blocks>(Blocks, state, output, merged);
     finish(i, total, merged);
   }
 }
