@@ -150,7 +150,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const int lane = threadIdx.x % lanes;
   const int group_in_block = threadIdx.x / lanes;
   const int split = blockIdx.x;
-  const int splits = gridDim.x;
+  const int splits = split_count();
   const int kv_head = blockIdx.y;
   const Share share{kv_head};
 
