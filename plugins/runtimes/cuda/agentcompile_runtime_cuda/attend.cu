@@ -249,7 +249,7 @@ attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Til
     wg::commit();
   };
 
-  if (group == groups - 1) wg::named_barrier_arrive(first_turn, 256);
+  if (group == groups - 1) ac::named_barrier_arrive(first_turn, 256);
   wg::Turn<stages> k_turn, v_turn;
   for (int round = 0;; ++round) {
     const Tile tile = Tile::at(round, chunk);
@@ -287,7 +287,7 @@ attend_rows(const __grid_constant__ wg::Tiles q, const __grid_constant__ wg::Til
       multiply_keys(s, k_turn.stage);
       ac::mbarrier_wait(v_full + v_turn.stage, v_turn.parity);
       add_values(o, weights, v_turn.stage);
-      wg::named_barrier_arrive(first_turn + (group + 1) % groups, 256);
+      ac::named_barrier_arrive(first_turn + (group + 1) % groups, 256);
       wg::wait<1>();
       wg::settle(s);
       release(k_free + k_turn.stage);

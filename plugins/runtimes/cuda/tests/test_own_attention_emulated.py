@@ -273,7 +273,7 @@ MUTANTS: dict[str, list[tuple[str, str]]] = {  # what is wrong; texts, and with 
     "results of four lanes stay where they are": [("        ac::transpose(words);\n", "")],
     "blocks take their second tile alike": [("gridDim.x - 1 - blockIdx.x", "0")],
     "a warpgroup waits for its own turn": [("(group + 1) % groups, 256", "group, 256")],
-    "nobody has the first turn": [("  if (group == groups - 1) wg::named_barrier_arrive(first_turn, 256);\n", "")],
+    "nobody has the first turn": [("  if (group == groups - 1) ac::named_barrier_arrive(first_turn, 256);\n", "")],
 }
 WINDOWED: dict[str, list[tuple[str, str]]] = {  # the same, of windows, caps, sinks and channels that are missing
     "a window is one key too long": [("behind <= -window", "behind < -window")],

@@ -96,6 +96,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
                           kv_heads, capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
+  const long long hint = Plan::early_kv ? ac::load_hint(position) : 0;  // first of all: where K and V are read depends on it
   parts.open();
   const int warp = threadIdx.x / ac::warp_size, lane = threadIdx.x % ac::warp_size;
   const int row = lane / 4, column = lane % 4;
@@ -112,7 +113,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   ac::Span span;
   auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
   if constexpr (Plan::early_kv) {
-    span = ac::span_of<tile, Plan::chunk>(ac::load_hint(position), capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
     stream.fill_all<true>(start_of(span), stride, span);
   }
   parts.opened();

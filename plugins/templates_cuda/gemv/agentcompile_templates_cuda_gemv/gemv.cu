@@ -143,7 +143,7 @@ __device__ __forceinline__ bool allows_vectors(const Operands& operands) {
 }
 
 template <class Vector> __device__ __forceinline__ void run_gemv(const Operands& operands, Shared shared) {
-  const RowRange range = rows_of_block(operands.n);
+  const RowRange range = rows_of_block(operands.n, operands.rows_each);
   Gemv<Vector> gemv;
   gemv.operands = operands;
   gemv.vectors = operands.k / Vector::size;
@@ -156,14 +156,14 @@ template <class Vector> __device__ __forceinline__ void run_gemv(const Operands&
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
             const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, const Plan::T* residual,
-            const Plan::T* post_weight, Plan::T* residual_out, int n, int k, float norm_eps, float post_eps) {
+            const Plan::T* post_weight, Plan::T* residual_out, int n, int rows_each, int k, float norm_eps, float post_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ float partials[2 * Plan::warps * streams];
   AC_DYNAMIC_SHARED(Element, row);
   if constexpr (Plan::pdl) ac::launch_dependents();
 
   const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, residual, post_weight,
-                          residual_out, post_eps, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+                          residual_out, post_eps, n, rows_each, Plan::k > 0 ? Plan::k : k, norm_eps};
   const Shared shared{row, scratch, partials};
   if constexpr (Plan::vectors) {
     if (allows_vectors(operands)) {

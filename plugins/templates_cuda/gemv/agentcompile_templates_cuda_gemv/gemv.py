@@ -108,13 +108,14 @@ class GemvFamily(TemplateFamily):
             "post_norm": NORMS[match.text("post_norm", "none")],
         }
         groups = schedule.integer("warps") // schedule.integer("warps_per_row")
+        blocks = shape.blocks(target, schedule.integer("blocks_per_sm"), groups)
         launch = Launch(
             entry="gemv_kernel",
-            grid=(shape.blocks(target, schedule.integer("blocks_per_sm"), groups), 1, 1),
+            grid=(blocks, 1, 1),
             block=(int(plan["threads"]), 1, 1),
             shared_bytes=ring_shared_bytes(shape, schedule) if ring else direct_shared_bytes(shape, schedule),
             pdl=pdl,
-            arguments=_arguments(match, shape, _tickets(schedule) if ring else ()),
+            arguments=_arguments(match, shape, _tickets(schedule) if ring else (), blocks),
         )
         features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * ring
         return make_source(
@@ -171,11 +172,11 @@ def _tickets(schedule: Schedule) -> tuple[KernelArgument, ...]:
     return (pointer(TICKETS, Role.WORKSPACE, DType.I32, Access.READ_WRITE) if static_groups(schedule) else null(TICKETS),)
 
 
-def _arguments(match: Match, shape: Shape, tickets: tuple[KernelArgument, ...]) -> tuple[KernelArgument, ...]:
+def _arguments(match: Match, shape: Shape, tickets: tuple[KernelArgument, ...], blocks: int) -> tuple[KernelArgument, ...]:
     operands = [operand_pointer(match, name) for name in ("x", "weight", "norm_weight", "norm_bias", "aux0", "aux1")]
     around = [operand_pointer(match, name) for name in ("out", "norm_out", "residual", "post_weight", "residual_out")]
-    return (*operands, *around, *tickets, i32("n", shape.n), i32("k", shape.k), f32("norm_eps", match.number("norm_eps", 0.0)),
-            f32("post_eps", match.number("post_eps", 0.0)))
+    return (*operands, *around, *tickets, i32("n", shape.n), i32("rows_each", shape.n // blocks), i32("k", shape.k),
+            f32("norm_eps", match.number("norm_eps", 0.0)), f32("post_eps", match.number("post_eps", 0.0)))
 
 
 def _operand_problem(match: Match) -> str:

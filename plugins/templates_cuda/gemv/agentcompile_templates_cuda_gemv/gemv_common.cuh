@@ -36,6 +36,7 @@ struct Operands {
   Element* residual_out;
   float post_eps;
   int n;
+  int rows_each;  // n / gridDim.x: a division would stand before a block's first request
   int k;
   float norm_eps;
 };
@@ -59,11 +60,9 @@ struct RowRange {
 };
 
 // The rows of this block; the first blocks take one row more where they do not divide evenly.
-__device__ __forceinline__ RowRange rows_of_block(int n) {
-  const int blocks = gridDim.x;
+__device__ __forceinline__ RowRange rows_of_block(int n, int rows_each) {
   const int block = blockIdx.x;
-  const int rows_each = n / blocks;
-  const int longer = n % blocks;
+  const int longer = n - rows_each * static_cast<int>(gridDim.x);
   const int begin = block * rows_each + min(block, longer);
   const int count = rows_each + (block < longer ? 1 : 0);
   return RowRange{begin, count, begin + rows_each + (block < longer ? 1 : 0)};

@@ -27,13 +27,14 @@ constexpr int steps = Plan::columns / (ac::warp_size * Vector::size);  // vector
 static_assert(Plan::threads == consumers + ac::warp_size, "one producer warp beside the consumers");
 using Ring = ac::Ring<Element, Plan::stages>;
 constexpr bool dealt = Plan::static_groups > 0;
+constexpr int consumers_meet = 1, ring_is_there = 2;  // barriers by name
 constexpr int over = -1;  // in the place of a group: there are no more
 
 // Distance between two rows of a slot: whole rows lie as in memory, column slices behind each other.
 __device__ __forceinline__ int slot_pitch(int k) { return k <= Plan::columns ? k : Plan::columns; }
 
 struct ConsumerBarrier {
-  __device__ __forceinline__ void operator()() const { ac::named_barrier_sync(1, consumers); }
+  __device__ __forceinline__ void operator()() const { ac::named_barrier_sync(consumers_meet, consumers); }
 };
 
 // Copies columns [column, column + width) of `count` output rows from `row` on, and of their pair rows, into a slot.
@@ -205,7 +206,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
 gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
             const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, const Plan::T* residual,
-            const Plan::T* post_weight, Plan::T* residual_out, unsigned int* tickets, int n, int k, float norm_eps, float post_eps) {
+            const Plan::T* post_weight, Plan::T* residual_out, unsigned int* tickets, int n, int rows_each, int k, float norm_eps, float post_eps) {
   __shared__ float scratch[Plan::warps];
   __shared__ ac::Mbarrier full[Plan::stages];
   __shared__ ac::Mbarrier empty[Plan::stages];
@@ -214,17 +215,22 @@ gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight,
   if constexpr (Plan::pdl) ac::launch_dependents();
 
   const Operands operands{x, weight, norm_weight, norm_bias, aux0, aux1, out, norm_out, residual, post_weight,
-                          residual_out, post_eps, n, Plan::k > 0 ? Plan::k : k, norm_eps};
+                          residual_out, post_eps, n, rows_each, Plan::k > 0 ? Plan::k : k, norm_eps};
   const Ring ring{slots, full, empty};
   Element* staged = slots + Plan::stages * slot_elements;
   const int warp = threadIdx.x / ac::warp_size;
   const int lane = threadIdx.x % ac::warp_size;
-  const RowRange range = rows_of_block(n);
-  if (threadIdx.x == 0) ring.init(Plan::warps);
-  __syncthreads();
+  const RowRange range = rows_of_block(n, rows_each);
   if (warp < Plan::warps) {
+    ac::named_barrier_sync(ring_is_there, Plan::threads);
     consume_all(operands, ring, range, group_of, staged, scratch, warp, lane);
-  } else if constexpr (dealt) {
+    return;
+  }
+  // The producer asks for its first stages without waiting for the others.
+  if (lane == 0) ring.init(Plan::warps);
+  __syncwarp();
+  ac::named_barrier_arrive(ring_is_there, Plan::threads);
+  if constexpr (dealt) {
     produce_dealt(operands, ring, group_of, tickets, lane);
   } else {
     produce(operands, ring, range, lane);

@@ -155,20 +155,20 @@ extern "C" __global__ void clean_turns(int* out) {
   if (warp > 0) ac::named_barrier_sync(warp, 64);
   if (warp > 0 && threadIdx.x % 32 == 0) number = 2 * number + warp;
   __syncwarp();
-  if (warp + 1 < warps) wg::named_barrier_arrive(warp + 1, 64);
+  if (warp + 1 < warps) ac::named_barrier_arrive(warp + 1, 64);
   if (warp + 1 == warps && threadIdx.x % 32 == 0) out[0] = number;
 }
 extern "C" __global__ void bug_turn_of_nobody(int* out) {
   __shared__ int number;
   const int warp = threadIdx.x / 32;
   if (warp == 0 && threadIdx.x == 0) number = 1;
-  if (warp == 1) wg::named_barrier_arrive(1, 64);
+  if (warp == 1) ac::named_barrier_arrive(1, 64);
   if (warp == 1 && threadIdx.x == 32) out[0] = number;
-  if (warp == 0) wg::named_barrier_arrive(1, 64);
+  if (warp == 0) ac::named_barrier_arrive(1, 64);
 }
 extern "C" __global__ void bug_two_turns_at_once(int* out) {
-  wg::named_barrier_arrive(1, 96);
-  wg::named_barrier_arrive(1, 96);
+  ac::named_barrier_arrive(1, 96);
+  ac::named_barrier_arrive(1, 96);
   out[0] = 1;
 }
 

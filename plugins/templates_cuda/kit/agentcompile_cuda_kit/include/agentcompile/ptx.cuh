@@ -59,6 +59,7 @@ inline float quick_exp2(float x) { return exp2f(x); }
 inline float quick_reciprocal(float x) { return 1.0f / x; }
 
 inline void named_barrier_sync(int id, int threads) { ::emu::named_barrier_sync(id, threads); }
+inline void named_barrier_arrive(int id, int threads) { ::emu::named_barrier_arrive(id, threads); }
 
 inline uint4 load_stream16(const void* global) {
   ::emu::require_aligned(global, 16);
@@ -238,6 +239,10 @@ __device__ __forceinline__ float quick_reciprocal(float x) {
 // Barrier `id` (1 to 15) for the first `threads` threads (a multiple of 32) that come to it.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Comes to it without waiting for the others.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // --- global loads -----------------------------------------------------------------------------------------------------------

@@ -61,7 +61,6 @@ template <int Count> inline void grow_registers() {
   static_assert(Count >= 24 && Count <= 256 && Count % 8 == 0, "registers");
   ::emu::grow_registers(Count);
 }
-inline void named_barrier_arrive(int id, int threads) { ::emu::named_barrier_arrive(id, threads); }
 inline void prefetch(const Tiles&) {}
 inline void proxy_fence() { ::emu::proxy_fence(); }
 template <int Cluster>
@@ -104,11 +103,6 @@ template <int Count> __device__ __forceinline__ void shrink_registers() {
 }
 template <int Count> __device__ __forceinline__ void grow_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
-}
-
-// Comes to the named barrier `id` (see ac::named_barrier_sync) without waiting for the others.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // What this thread has written to shared memory by itself, or by copies that it has waited for, is there for products of whoever learns of
