@@ -236,9 +236,11 @@ __device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Grou
   }
 }
 
+namespace {
 // 2^16 / n, rounded up: dividing by how many blocks have work would stand between the arrival of q and its use.
 __constant__ unsigned int reciprocals[17] = {0,    65536, 32768, 21846, 16384, 13108, 10923, 9363, 8192,
                                              7282, 6554,  5958,  5462,  5042,  4682,  4370,  4096};
+}  // namespace
 
 // By messages: of every block its weighted sums and states, and the barrier that counts their bytes.
 template <int Blocks, int Group, int HeadDim> struct MessageParts {
