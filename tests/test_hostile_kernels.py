@@ -97,3 +97,24 @@ def test_only_the_user_may_trust_kernels(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="trust_kernels"):
         files.read(path, of_project=True)
     assert files.read(path, of_project=False).values == {"trust_kernels": True} and Config().trust_kernels is False
+
+
+def test_one_text_for_two_shapes_runs_by_the_binary_that_is_known(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store knows it for the launches of one of them; that of the other, made again from the same text, is another file."""
+    installed, store = bundle_reader.read(tiny_bundle), Store(tmp_path)
+    program = installed.programs["decode"]
+    first, segment = program.sources[0], next(s for s in program.segments if s.source == program.sources[0].key)
+    second = with_launch(first)
+    assert second.digest == first.digest and second.key != first.key
+    rest = tuple(s for s in program.segments if s.source and s.source != first.key and s.nodes != segment.nodes)
+    other = rest[0]
+    store.put_known(installed.kernels[first.digest].sha256, first)
+    segments = tuple(evolve(s, source=second.key) if s is other else s for s in program.segments)
+    programs = {"decode": evolve(program, sources=(*program.sources, second), segments=segments)}
+    monkeypatch.setattr(trust, "_made_here", lambda source, *others: True)
+    backend = type("Own", (FakeBackend,), {"name": installed.kernels[first.digest].backend})()
+    found = trust.decide(programs, installed.kernels, trust.Foreign(target=installed.manifest.target, judge=passes), backend,
+                         context(installed.manifest.target, store))
+    assert found.kernels[first.digest] == installed.kernels[first.digest]
+    run = {s.source for s in found.programs["decode"].segments if s.source}
+    assert {first.key, second.key} <= run and not any("run instead" in note for note in found.notes)

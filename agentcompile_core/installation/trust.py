@@ -27,6 +27,7 @@ from .building import build_one
 from .claims import Place, claims_of
 
 FLAG = "--trust-kernels"
+OWN_FIRST = ("known", "rebuilt", "trusted", "refused")  # what is said of a kernel before it is built and judged
 Judge = Callable[[Sequence[tuple[Step, Trial]], Backend, Context], Sequence[Rejudged]]
 
 
@@ -61,12 +62,15 @@ def decide(programs: Mapping[str, Program], kernels: Mapping[str, Kernel], forei
     sources = {s.key: s for p in programs.values() for s in p.sources if s.key in segments}
     verdicts = {key: _verdict(source, kernels.get(source.digest), segments[key], target, ctx) for key, source in sources.items()}
     found: dict[str, Kernel] = {}
-    for key, source in sources.items():
-        kernel = _kernel(verdicts[key], source, kernels.get(source.digest), backend, ctx)
+    for key in sorted(sources, key=lambda key: OWN_FIRST.index(verdicts[key])):
+        source = sources[key]
+        # Sources of several shapes have one text, and so one binary: the user's own serves all of them that may run.
+        shared = found.get(source.digest) if verdicts[key] != "refused" else None
+        kernel = shared or _kernel(verdicts[key], source, kernels.get(source.digest), backend, ctx)
         if kernel is None:
             verdicts[key] = "refused" if verdicts[key] == "refused" else "unbuilt"
-        elif found.setdefault(source.digest, kernel).sha256 != kernel.sha256:
-            verdicts[key] = "refused"  # one digest, two binaries: the first one stands
+        else:
+            found[source.digest] = kernel
     lost = {key for key, verdict in verdicts.items() if verdict in ("refused", "unbuilt")}
     judged = _judged(programs, {key for key, verdict in verdicts.items() if verdict in ("known", "rebuilt")}, foreign, backend, ctx)
     failed = {place: one.why for place, one in judged.items() if one.why}
