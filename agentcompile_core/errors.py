@@ -61,6 +61,12 @@ class Cause(enum.Enum):
     UNAVAILABLE = "unavailable"
 
 
+def visible(text: str) -> str:
+    """``text`` with every character that is neither printed nor the end of a line or a tab as its escape: a plugin's words may hold
+    what a terminal obeys."""
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
 @frozen(kw_only=True)
 class Failure:
     """One recorded fault of a plugin, toolchain or kernel: who, where, about what, and why. Data, never raised."""
@@ -68,8 +74,8 @@ class Failure:
     stage: StageName
     cause: Cause
     plugin: str
-    subject: str
-    message: str
+    subject: str = field(converter=visible)
+    message: str = field(converter=visible)
     distribution: str = ""
     traceback: str = field(default="", repr=False)
     count: int = 1  # how often it was seen; ``subject`` is the first of them
@@ -104,8 +110,8 @@ def bounded(text: str, limit: int = MAX_MESSAGE) -> str:
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE) -> str:
-    """``text`` on one line, bounded."""
-    return bounded(" ".join(text.split()), limit)
+    """``text`` on one line, bounded, of characters that are printed."""
+    return bounded(visible(" ".join(text.split())), limit)
 
 
 def last_frames(exc: BaseException, limit: int = 4) -> str:

@@ -236,3 +236,18 @@ def test_an_interrupt_exits_with_130(cli, monkeypatch: pytest.MonkeyPatch) -> No
     code, _, err = cli("doctor")
     assert code == 130
     assert err.count("\n") == 1
+
+
+def test_what_a_plugin_prints_is_no_part_of_a_document(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentcompile_core.cli import commands
+
+    listed = commands.COMMANDS["plugins"]
+
+    def chatty(options: object) -> int:
+        print("XXXX")
+        return listed(options)
+
+    monkeypatch.setitem(commands.COMMANDS, "plugins", chatty)
+    code, out, err = cli("plugins", "--json")
+    assert code == 0 and json.loads(out) and "XXXX" in err
+    assert "XXXX" in cli("plugins")[1]

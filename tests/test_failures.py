@@ -150,3 +150,10 @@ def test_a_message_is_whole_or_ends_at_a_word_with_an_ellipsis(text: str) -> Non
 def test_a_long_message_ends_with_a_sentence() -> None:
     text = "One sentence is here. " * 200
     assert bounded(text).endswith("here. ...") or bounded(text).endswith("here ...") or bounded(text).endswith("is here. ...")
+
+
+@given(st.text())
+def test_no_words_of_a_plugin_are_obeyed_by_a_terminal(text: str) -> None:
+    one = Failure(stage=StageName.ADVISE, cause=Cause.EXCEPTION, plugin="evil", subject=text, message=f"boom\x1b[31m{text}\x00\u202e")
+    assert all(ch.isprintable() or ch in "\n\t" for ch in str(one)) and "\\x1b[31m" in one.message
+    assert serial.structure(serial.unstructure(one), Failure) == one

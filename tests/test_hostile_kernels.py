@@ -99,7 +99,7 @@ def test_only_the_user_may_trust_kernels(tmp_path: Path) -> None:
     assert files.read(path, of_project=False).values == {"trust_kernels": True} and Config().trust_kernels is False
 
 
-def test_one_text_for_two_shapes_runs_by_the_binary_that_is_known(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_text_of_two_shapes_has_one_binary(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store knows it for the launches of one of them; that of the other, made again from the same text, is another file."""
     installed, store = bundle_reader.read(tiny_bundle), Store(tmp_path)
     program = installed.programs["decode"]

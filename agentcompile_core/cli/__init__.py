@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 
 from ..errors import AgentCompileError, UsageError, one_line
 from .parser import parser as _parser
@@ -19,8 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from . import commands, interrupt
 
+    options.stdout = sys.stdout  # of documents: what a plugin or a model's code prints meanwhile is none
     try:
-        with interrupt.in_order():
+        with interrupt.in_order(), redirect_stdout(sys.stderr if options.json else sys.stdout):
             return commands.COMMANDS[options.command](options)
     except UsageError as exc:
         return _refuse(options, str(exc), 2)
@@ -50,6 +52,6 @@ def _defect(options: argparse.Namespace, exc: Exception) -> int:
 
 def _refuse(options: argparse.Namespace, message: str, code: int) -> int:
     if options.json:
-        print(json.dumps({"error": message, "exit_code": code}))
+        print(json.dumps({"error": message, "exit_code": code}), file=options.stdout)
     print(f"agentcompile: {message}", file=sys.stderr)
     return code

@@ -21,7 +21,10 @@ def cache_command(options: argparse.Namespace) -> int:
     found = _DONE[options.action](store, options)
     for warning in found.get("warnings", ()):
         print(f"warning: {warning}", file=sys.stderr)
-    print(json.dumps(found, indent=1, sort_keys=True) if options.json else _SAID[options.action](found))
+    if options.json:
+        print(json.dumps(found, indent=1, sort_keys=True), file=options.stdout)
+    else:
+        print(_SAID[options.action](found))
     return 1 if options.action == "verify" and (found["damaged"] or found["database"]) else 0
 
 

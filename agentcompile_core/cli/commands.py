@@ -41,7 +41,10 @@ def _weights(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
-    print(json.dumps(document, indent=1, sort_keys=True) if options.json else text)
+    if options.json:
+        print(json.dumps(document, indent=1, sort_keys=True), file=options.stdout)
+    else:
+        print(text)
 
 
 def compile_command(options: argparse.Namespace) -> int:
@@ -85,7 +88,7 @@ def generate_command(options: argparse.Namespace) -> int:
     if options.json:
         text = compiled.tokenizer.decode(out[0], skip_special_tokens=True)
         print(json.dumps({"text": text, "prompt_tokens": ids.shape[1], "new_tokens": out.shape[1] - ids.shape[1],
-                          "notes": list(compiled.notes)}))
+                          "notes": list(compiled.notes)}), file=options.stdout)
     return 0
 
 

@@ -109,7 +109,7 @@ def _generate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--run-on", default="auto", metavar="WHERE",
                      help="where steps run: auto, framework, or a backend by name (default: auto)")
     sub.add_argument("--trust-kernels", action="store_true", default=None,
-                     help="run kernels of the bundle that were not built here, as they are (default: the framework in their place)")
+                     help="run kernels of the bundle that no installed family makes, as they are (default: the framework in their place)")
     _sampling(sub.add_argument_group("choosing tokens", "by default as the model's generation_config says, which is mostly greedy"))
     _model_arguments(sub)
 
@@ -144,7 +144,7 @@ def _trace(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--svg", metavar="FILE", help="draw the time line into this file")
     sub.set_defaults(run_on="auto")
     sub.add_argument("--trust-kernels", action="store_true", default=None,
-                     help="run kernels of the bundle that were not built here, as they are (default: the framework in their place)")
+                     help="run kernels of the bundle that no installed family makes, as they are (default: the framework in their place)")
     _model_arguments(sub)
 
 

@@ -1,12 +1,14 @@
 """Reading a bundle: verify it, refuse what it does not fit, and give back its graphs, programs and kernels. Executes nothing of it."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from ..errors import AgentCompileError, UsageError
+from ..errors import AgentCompileError, UsageError, one_line
 from ..ir import ranges, serial
 from ..ir.bundle import GRAPHS, MANIFEST, PROGRAMS, RECORDS, SELECTIONS, Manifest, kernel_of
 from ..ir.candidate import Kernel, StepSource
@@ -51,21 +53,25 @@ def read(folder: Path) -> Installed:
             why, error = str(exc) if isinstance(exc, AgentCompileError) else f"{type(exc).__name__}: {exc}", exc
         if read_manifest(folder) == manifest:
             break
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError) and str(folder) in why:
         raise error
-    raise UsageError(f"the bundle {folder} is damaged ({' '.join(why.split())[:300]}); emit it again") from error
+    raise UsageError(f"the bundle {folder} is damaged or of another version ({one_line(why, 300)}); emit it again") from error
 
 
 def _read(folder: Path, manifest: Manifest) -> Installed:
     from ..ops.graph_check import check_graphs  # torch, which reading a manifest does without
 
     data = _files(folder, manifest)
-    graphs = check_graphs(serial.loads(data[GRAPHS].decode(), GraphSet).verify())
+    with _of_file(GRAPHS):
+        graphs = check_graphs(serial.loads(data[GRAPHS].decode(), GraphSet).verify())
     if (graphs.model, graphs.workload) != (manifest.model, manifest.workload):
         raise UsageError(f"{GRAPHS} of the bundle {folder} is of another model or workload than its {MANIFEST}; emit it again")
-    selections = tuple(serial.structure(item, Selection) for item in serial.parse(data[SELECTIONS].decode()))
-    programs = _programs(serial.parse(data[PROGRAMS].decode()), graphs, selections, manifest)
-    records = tuple(serial.structure(item, TuningRecord) for item in serial.parse(data[RECORDS].decode()))
+    with _of_file(SELECTIONS):
+        selections = tuple(serial.structure(item, Selection) for item in serial.parse(data[SELECTIONS].decode()))
+    with _of_file(PROGRAMS):
+        programs = _programs(serial.parse(data[PROGRAMS].decode()), graphs, selections, manifest)
+    with _of_file(RECORDS):
+        records = tuple(serial.structure(item, TuningRecord) for item in serial.parse(data[RECORDS].decode()))
     kernels = {}
     for entry in manifest.kernels:
         if entry.path not in data or hashlib.sha256(data[entry.path]).hexdigest() != entry.sha256:
@@ -73,6 +79,15 @@ def _read(folder: Path, manifest: Manifest) -> Installed:
         kernels[entry.digest] = kernel_of(entry, data[entry.path])
     return Installed(manifest=manifest, graphs=graphs, programs=programs, selections=selections, records=records,
                      kernels=kernels)
+
+
+@contextmanager
+def _of_file(name: str) -> Iterator[None]:
+    """What is said of a file's text names the file."""
+    try:
+        yield
+    except AgentCompileError as exc:
+        raise UsageError(f"{name}: {exc}") from exc
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -85,13 +100,14 @@ def read_manifest(folder: Path) -> Manifest:
         raise UsageError(f"{folder} is not a bundle: it has no {MANIFEST}; make one with `agentcompile compile MODEL --out {folder}`")
     try:
         raw = serial.parse(_content(folder, MANIFEST, MAX_MANIFEST_BYTES).decode())
+        schema = raw.get("schema") if isinstance(raw, dict) else serial.SCHEMA
+        if schema == serial.SCHEMA:
+            manifest = serial.structure(raw, Manifest)
     except (UsageError, UnicodeDecodeError) as exc:
         raise UsageError(f"{MANIFEST} of the bundle {folder} is damaged ({exc}); emit it again") from exc
-    schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != serial.SCHEMA:
         raise UsageError(f"bundle {folder} has schema {schema}, this version {__version__} reads schema {serial.SCHEMA}; "
                          "emit it again with this version")
-    manifest = serial.structure(raw, Manifest)
     if manifest.core_version.split(".")[:2] != __version__.split(".")[:2]:
         raise UsageError(f"bundle {folder} was made by version {manifest.core_version}, this is {__version__}; "
                          "emit it again with this version")
