@@ -1,4 +1,4 @@
-"""Find plugins, load each on its own, keep what they offer. No plugin can stop another, or the host."""
+"""Find plugins, load each on its own, keep what they offer. What one raises stops neither another nor the host."""
 
 import logging
 import re

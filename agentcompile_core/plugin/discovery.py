@@ -1,4 +1,4 @@
-"""Find plugins, load each on its own. No plugin can stop another, or the host."""
+"""Find plugins, load each on its own. What one raises stops neither another nor the host."""
 
 import os
 import re
