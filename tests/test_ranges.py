@@ -95,7 +95,7 @@ def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lamb
            store: Store | None = None) -> tuple[Any, ...]:
     """The first selections, evidence, what is selected later, and the worker. ``budget_s``: what is left when it begins."""
     ctx, graphs, _, plans = planned
-    first, evidence = selected(planned, points=12)
+    first, evidence = selected(planned, points=16)
     first = tuple(evolve(s, basis=Basis.CHAIN, steps=tuple(evolve(x, basis=Basis.CHAIN) for x in s.steps)) for s in first)
     digests = {c.source.digest for c in evidence.candidates}
     kernels = {d: Kernel(digest=d, backend="fake", arch="sm_90a", binary=b"\x00", sha256="s", compiler="c") for d in digests}
