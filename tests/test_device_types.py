@@ -5,6 +5,7 @@ A run draws some types by its day; TYPES=all takes every one, TYPES=gemma2,phi3 
 
 import copy
 import datetime
+import inspect
 import math
 import os
 import random
@@ -50,6 +51,12 @@ def pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
 
 def error(logits: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((logits.float() - wanted).square().mean().sqrt())
+
+
+def counted(model: nn.Module, length: int) -> dict[str, torch.Tensor]:
+    """Positions from zero on, as ``generate`` gives them: RoBERTa's own forward counts from another number."""
+    given = "position_ids" in inspect.signature(model.forward).parameters
+    return {"position_ids": torch.arange(length, device="cuda")[None]} if given else {}
 
 
 def near(found: list[tuple[float, float]]) -> bool:

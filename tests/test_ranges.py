@@ -117,7 +117,7 @@ def test_matches_that_read_the_cache_are_named_before_anything_is_measured(plann
     graph = graphs.graphs[0]
     named = later_ranges.places(graph, plans)
     assert named and all(match.startswith("attention") for _, match in named)
-    worker = chosen(planned, lambda position: 4)[3]
+    worker = chosen(planned, lambda position: 16)[3]
     assert {(a.signature, a.match_id) for q in worker.asked for a in q.alternatives} <= named
     short = evolve(graph, values=tuple(evolve(v, spec=evolve(v.spec, shape=(v.spec.shape[0], 512, *v.spec.shape[2:])))
                                        if v.source.startswith("kv.") else v for v in graph.values))
@@ -136,7 +136,7 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
                 ratios[record.signature, record.step] = data.draw(st.sampled_from((0.0, 0.99, 1.001, 1.01, 1.02, NEAR, 1.2)))
         return tuple(ChainTrial(signature=s, match_id=step.match_id, step=step, ratio=ratio) for (s, step), ratio in ratios.items())
 
-    first, _, later, worker = chosen(planned, lambda position: 4 if position < 4096 else 8, trials=trials)
+    first, _, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8, trials=trials)
     regions = {plan.region.signature: plan.region for plan in planned[3]}
     for question in worker.asked:
         asked = {(a.signature, a.match_id, a.selected.step) for a in question.alternatives if not a.match_id.startswith("attention")}
@@ -159,7 +159,7 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
 
 
 def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:
-    first, _, later, worker = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    first, _, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8)
     starts = ranges.starts(CONTEXT)
     assert starts == (1024, 4096)
     assert [q.position for q in worker.asked] == [ranges.middle(start, CONTEXT) for start in starts]
@@ -167,7 +167,7 @@ def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:
     matches = {a.match_id for q in worker.asked for a in q.alternatives}
     assert all(match.startswith("attention") for match in matches) and matches
     everything = (*first, *later.selections)
-    assert [grid_of(everything, p) for p in (1024, 4095, 4096, CONTEXT)] == [{4}, {4}, {8}, {8}]
+    assert [grid_of(everything, p) for p in (1024, 4095, 4096, CONTEXT)] == [{16}, {16}, {8}, {8}]
     for start in starts:  # nothing but attention has changed
         for signature, selection in ranges.selected_from(everything, start).items():
             before = {x.step for s in first if s.signature == signature for x in s.steps}
@@ -184,13 +184,13 @@ def test_where_the_same_wins_everywhere_there_is_one_program(planned: Any) -> No
 
 
 def test_without_time_nothing_is_asked(planned: Any) -> None:
-    _, _, later, worker = chosen(planned, lambda position: 4, budget_s=0.5)
+    _, _, later, worker = chosen(planned, lambda position: 16, budget_s=0.5)
     assert not worker.asked and later == later_ranges.Later()
 
 
 def test_each_range_has_a_program_of_its_steps_and_a_bundle_keeps_it(planned: Any) -> None:
     _, graphs, regions, _ = planned
-    first, _, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    first, _, later, _ = chosen(planned, lambda position: 16 if position < 4096 else 8)
     everything = (*first, *later.selections)
     programs = programs_of(graphs, regions, everything)
     assert {n for n in programs if n.startswith("decode")} == {"decode", "decode_from_1024", "decode_from_4096"}
@@ -222,7 +222,7 @@ def about_ranges(made: Any) -> list[str]:
 
 def test_the_audit_makes_the_choice_of_each_range_again(planned: Any) -> None:
     _, graphs, regions, _ = planned
-    first, evidence, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    first, evidence, later, _ = chosen(planned, lambda position: 16 if position < 4096 else 8)
     everything = (*first, *later.selections)
     decisions, programs = decisions_of(planned, later, evidence), programs_of(graphs, regions, everything)
     assert about_ranges(audit(everything, evidence.records, decisions, programs)) == []
@@ -236,7 +236,7 @@ def test_the_audit_makes_the_choice_of_each_range_again(planned: Any) -> None:
 
 def test_a_program_that_is_missing_or_lacks_steps_is_told(planned: Any) -> None:
     _, graphs, regions, _ = planned
-    first, evidence, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    first, evidence, later, _ = chosen(planned, lambda position: 16 if position < 4096 else 8)
     everything = (*first, *later.selections)
     decisions, programs = decisions_of(planned, later, evidence), programs_of(graphs, regions, everything)
     without = {name: p for name, p in programs.items() if name != "decode_from_4096"}
@@ -248,7 +248,7 @@ def test_a_program_that_is_missing_or_lacks_steps_is_told(planned: Any) -> None:
 @pytest.mark.parametrize("change", ["twice", "missing", "more", "later selections", "negative"])
 def test_a_bundle_has_the_programs_of_its_selections_and_no_others(planned: Any, change: str) -> None:
     _, graphs, regions, _ = planned
-    first, _, later, _ = chosen(planned, lambda position: 4 if position < 4096 else 8)
+    first, _, later, _ = chosen(planned, lambda position: 16 if position < 4096 else 8)
     selections, programs = (*first, *later.selections), programs_of(graphs, regions, (*first, *later.selections))
     items = [json.loads(json.dumps(serial.unstructure(p) | {"graph": p.graph.name})) for p in programs.values()]
     manifest = SimpleNamespace(target=planned[0].target)

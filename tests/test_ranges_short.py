@@ -41,11 +41,11 @@ def test_what_no_time_is_for_is_chosen_with_what_is_before_it(capacity: int, cou
 def test_short_of_time_one_choice_holds_for_all_that_is_behind(planned: Any, budget_s: float, asked: tuple[int, ...]) -> None:
     ctx, heard = planned[0], list[str]()
     listening = ctx.watched(lambda event: heard.append(str(getattr(event, "message", ""))))
-    first, _, later, worker = chosen((listening, *planned[1:]), lambda position: 4, budget_s=budget_s)
+    first, _, later, worker = chosen((listening, *planned[1:]), lambda position: 16, budget_s=budget_s)
     assert [q.position for q in worker.asked] == [position for _, position in ranges.judged(CONTEXT, len(asked))]
     assert tuple(log.start for log in later.logs) == asked
     held = [grid_of((*first, *later.selections), position) for position in (1024, CONTEXT)]
-    assert (held == [{4}, {4}]) == bool(asked)
+    assert (held == [{16}, {16}]) == bool(asked)
     assert any("as one range" in one for one in heard) == (len(asked) == 1)
     assert any("no time was left" in one for one in heard) == (not asked)
 
@@ -55,10 +55,10 @@ def test_short_of_time_one_choice_holds_for_all_that_is_behind(planned: Any, bud
 def test_a_warm_run_repeats_the_ranges_of_the_cold_one_however_much_time_each_has(planned: Any, cold_s: float, warm_s: float) -> None:
     """Else it would ask what nobody has answered yet, and a warm compile would take as long as another search."""
     store = Store(None)
-    cold, warm = (chosen(planned, lambda position: 4 if position < 4096 else 8, budget_s=s, store=store) for s in (cold_s, warm_s))
+    cold, warm = (chosen(planned, lambda position: 16 if position < 4096 else 8, budget_s=s, store=store) for s in (cold_s, warm_s))
     assert warm[3].asked == [] and warm[2] == cold[2]
     other = (evolve(planned[0], config=evolve(planned[0].config, budget_s=planned[0].config.budget_s + 1.0)), *planned[1:])
-    again = chosen(other, lambda position: 4 if position < 4096 else 8, store=store)
+    again = chosen(other, lambda position: 16 if position < 4096 else 8, store=store)
     assert tuple(log.start for log in again[2].logs) == ranges.starts(CONTEXT), "another budget is another search"
 
 
@@ -66,7 +66,7 @@ def test_a_warm_run_repeats_the_ranges_of_the_cold_one_however_much_time_each_ha
 def test_what_is_remembered_wrongly_is_not_believed(planned: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(None)
     monkeypatch.setattr(store, "text", lambda kind, key: text if kind == later_ranges.KIND else None)
-    later, worker = chosen(planned, lambda position: 4, store=store)[2:]
+    later, worker = chosen(planned, lambda position: 16, store=store)[2:]
     assert len(worker.asked) == len(later.logs) == 2
 
 
@@ -77,6 +77,6 @@ def test_a_failure_of_the_moment_is_not_remembered(planned: Any, monkeypatch: py
         raise WorkerLost(Cause.CRASH, "it is gone")
 
     monkeypatch.setattr(Worker, "call", lost)
-    assert not chosen(planned, lambda position: 4, store=store)[2].logs
+    assert not chosen(planned, lambda position: 16, store=store)[2].logs
     monkeypatch.setattr(Worker, "call", call)
-    assert len(chosen(planned, lambda position: 4, store=store)[2].logs) == 2
+    assert len(chosen(planned, lambda position: 16, store=store)[2].logs) == 2

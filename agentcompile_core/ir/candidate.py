@@ -24,6 +24,7 @@ class Feature(enum.StrEnum):
     MMA_SYNC = "mma_sync"
     WGMMA = "wgmma"
     CLUSTER = "cluster"
+    LARGE_CLUSTER = "large_cluster"  # of more than 8 blocks
     ATOMICS = "atomics"
     BF16 = "bf16"
 

@@ -146,7 +146,6 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
                           kv_heads, capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
-  const long long hint = Plan::early_kv ? ac::load_hint(position) : 0;  // first of all: where K and V are read depends on it
   parts.open();
   const int lane = threadIdx.x % lanes;
   const int group_in_block = threadIdx.x / lanes;
@@ -181,7 +180,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   auto load_value = [](ValueHead::Packed& packed, const T* head, int at, bool wanted) { ValueHead::load(packed, head, at, wanted); };
 
   if constexpr (Plan::early_kv) {
-    span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
+    span = ac::span_of<tile, Plan::chunk>(ac::load_hint(position), capacity, attended, splits);
     load_tile(keys, key_base, key_row, span.first + split * tile, Head::load_settled);
     load_tile(values, value_base, value_row, span.first + split * tile, ValueHead::load_settled);
   }

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentcompile_cuda_kit import block_needs, c_type, literal, make_source, operand_pointer
+from agentcompile_cuda_kit.limits import MAX_CLUSTER
 from attrs import evolve
 
 from agentcompile_core.plugin_api import (
@@ -119,7 +120,7 @@ class AttentionFamily(TemplateFamily):
             launches=(launch,),
             epilogue=alibi_struct(match),
             features=[Feature.ATOMICS] + [Feature.GRIDDEPCONTROL] * pdl + [Feature.MMA_SYNC] * tensor
-            + [Feature.CLUSTER] * (cluster > 0),
+            + [Feature.CLUSTER] * (cluster > 0) + [Feature.LARGE_CLUSTER] * (cluster > MAX_CLUSTER),
             workspaces=(
                 Workspace(name="workspace", nbytes=4 * blocks * splits * shape.block_heads * (shape.value_dim + 2)),
                 Workspace(name="counters", nbytes=4 * blocks, zeroed=True),

@@ -19,7 +19,10 @@ PARTS = "parts"
 TENSOR_PATHS = ("tensor", "staged")  # K and V in registers, in stages of shared memory
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
-CLUSTERS = (8, 4, 2)  # blocks of a cluster; more than 8 is not portable
+CLUSTERS = (8, 4, 2)  # blocks of a cluster
+# Where blocks of those leave half of the SMs alone. H200, 16x8x128 by messages: 4.7 us at 2,048 positions instead of 5.2, 12.6 at 8,192
+# instead of 14.1; at 512, where there is little to split, 3.0 instead of 2.8.
+WIDE_CLUSTERS = (8, 16, 4, 2)
 CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
@@ -29,9 +32,12 @@ EARLY_KV = (True, False)
 LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 2}, {"path": "tensor", "warps": 8, "unroll": 2},
                                        {"path": "lanes", "warps": 8, "unroll": 4})
 # What a search of 230 s found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): of messages in the chain at 192 positions,
-# 0.9 % of the step; through memory alone at 2,048, 5.9 us where the one for long caches takes 6.5. They come third and second.
-ALSO: dict[str, dict[str, Scalar]] = {"message": {"path": "lanes", "warps": 8, "unroll": 4},
-                                      "global": {"path": "tensor", "warps": 4, "unroll": 2}}
+# 0.9 % of the step; through memory alone at 2,048, 5.9 us where the one for long caches takes 6.5. They come behind the first two, those
+# of the largest clusters before them.
+ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
+    "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+                {"path": "tensor", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
+    "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
 TURNS = 3  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
 STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))  # warps and stages
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
@@ -176,8 +182,11 @@ def _for_long_too(shape: Shape, way: list[Schedule], everything: list[Schedule],
     guess = _first_like(alike, wished)
     if guess is None:
         return way
-    also = _first_like(alike, (ALSO[str(guess["merge"])],)) if guess["merge"] in ALSO else None
-    first = (guess, also, way[0]) if clustered and guess["merge"] not in CLUSTERED else (way[0], guess, also)
+    merge = guess["merge"]
+    ranges = [(alike if "splits" not in one else [point for point in everything if point["merge"] == merge], one)
+              for one in ALSO.get(str(merge), ())]
+    also = [_first_like(points, (one,)) for points, one in ranges]
+    first = (guess, *also, way[0]) if clustered and merge not in CLUSTERED else (way[0], guess, *also)
     return list(dict.fromkeys(point for point in (*first, *way[1:]) if point is not None))
 
 
@@ -310,9 +319,17 @@ def _merges(shape: Shape, target: Target) -> list[tuple[int, str, int]]:
     blocks = min(target.sm_count // (shape.kv_heads * shape.parts), -(-shape.capacity // 32))
     even = 1 << max(0, blocks.bit_length() - 1)
     through_memory = [(splits, ("global",)) for splits in dict.fromkeys((even, max(1, even // 2), even * 2, max(1, even // 4)))]
-    clusters = [(splits, CLUSTERED) for splits in CLUSTERS] if target.has(Feature.CLUSTER) else []
+    clusters = [(splits, CLUSTERED) for splits in _clusters(shape, target)]
     by_turns = [one for pair in zip_longest(through_memory, clusters) for one in pair if one is not None]
     return [(splits, merge, rank) for rank, (splits, merges) in enumerate(by_turns) for merge in merges]
+
+
+def _clusters(shape: Shape, target: Target) -> tuple[int, ...]:
+    """Blocks of a cluster, those that are worth trying first in front."""
+    if not target.has(Feature.CLUSTER):
+        return ()
+    wide = target.has(Feature.LARGE_CLUSTER) and shape.kv_heads * shape.parts * WIDE_CLUSTERS[1] <= target.sm_count
+    return WIDE_CLUSTERS if wide else CLUSTERS
 
 
 def _fits_shared(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:

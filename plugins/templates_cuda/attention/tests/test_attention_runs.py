@@ -32,6 +32,7 @@ SMALL = Model(group=2, head_dim=32, rotary_dim=32, capacity=100)
 KERNELS = {
     "tensor, by messages": (evolve(SMALL, dtype=DType.BF16, window=60, sinks=True), ("tensor", 1, 4, 1), (4, "message")),
     "staged, by a cluster": (SMALL, ("staged", 1, 4, 2), (4, "cluster")),
+    "tensor, by messages of 16": (evolve(SMALL, capacity=300), ("tensor", 1, 4, 1), (16, "message")),
     "lanes, through memory": (evolve(SMALL, dtype=DType.F32, norm="none"), ("lanes", 2, 4, 1), (3, "memory")),
     "one split": (SMALL, ("lanes", 2, 4, 1), (1, "memory")),
 }

@@ -55,10 +55,13 @@ def test_the_space_offers_every_kernel_where_types_allow() -> None:
 def test_clusters_are_offered_where_they_exist_and_declared(merge: str) -> None:
     short = evolve(QWEN, capacity=512).match()
     points = [p for p in FAMILY.space(short, H200).points if p["merge"] == merge]
-    assert {p["splits"] for p in points} == {2, 4, 8}
+    assert {4, 8, 16} <= {p["splits"] for p in points} <= {2, 4, 8, 16}
     for point in points:
         source = FAMILY.lower(short, point, H200)
         assert Feature.CLUSTER in source.features and source.launches[0].cluster == point["splits"]
+        assert (Feature.LARGE_CLUSTER in source.features) == (point["splits"] > 8)
+    small = FAMILY.space(short, preset("rtx5090")).points
+    assert {p["splits"] for p in small if p["merge"] == merge} == {2, 4, 8}, "clusters of 16 are of the large chips"
     assert {p["merge"] for p in FAMILY.space(short, preset("a100")).points} == {"global"}
 
 
@@ -86,7 +89,15 @@ def test_a_search_that_ends_early_has_met_a_schedule_for_long_caches(name: str) 
         first, narrow = [(p["merge"], p["warps"], p["unroll"]) for p in whole[:6]], name == "llama_1b"
         through_memory, clustered = (12 if narrow else 8, 2), (16 if narrow else 8, 2)
         assert first[1] == ("global", *through_memory), "beside clusters, what merges through memory is there for long caches"
-        assert set(first[2:5]) == {("message", *clustered), ("global", 4, 2), ("message", 8, 4)}
+        assert {("message", *clustered), ("global", 4, 2), ("message", 4, 2)} == set(first[2:5])
+        splits = {p["splits"] for p in whole[:10] if p["merge"] == "message"}
+        assert splits == {8, 16}, "clusters of 16 blocks win where there are thousands of positions"
+
+
+def test_clusters_of_16_blocks_are_for_heads_that_leave_most_of_the_gpu_alone() -> None:
+    many = {p["splits"] for p in FAMILY.space(evolve(QWEN, kv_heads=16).match(), H200).points if p["merge"] == "message"}
+    few = {p["splits"] for p in FAMILY.space(evolve(QWEN, kv_heads=2).match(), H200).points if p["merge"] == "message"}
+    assert 16 not in many and 16 in few
 
 
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:

@@ -7,6 +7,7 @@ from agentcompile_core.plugin_api import Feature, StepSource, Target, UsageError
 WARP = 32
 _SM_80 = (Feature.ATOMICS, Feature.MMA_SYNC, Feature.BF16)
 _SM_90 = (*_SM_80, Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.CLUSTER)
+_LARGE_CLUSTERS = (90, 100, 103)  # compute capabilities
 _VARIANTS = {("sm_90", Feature.WGMMA): "sm_90a"}  # what is built for instead where a source uses the feature
 _DEFAULT = "h200"  # compiled for where there is no GPU
 
@@ -18,10 +19,12 @@ def sm_number(arch: str) -> int:
 
 
 def capabilities(arch: str) -> tuple[str, ...]:
-    """What sources for ``arch`` may use. WGMMA is of compute capability 9.0 alone; see ``built_arch``."""
+    """What sources for ``arch`` may use. WGMMA is of compute capability 9.0 alone; see ``built_arch``. Clusters of 16 blocks are of the
+    large chips, which ask for them as a size that is not portable."""
     number = sm_number(arch)
     found = _SM_90 if number >= 90 else _SM_80 if number >= 80 else ()
-    return (*found, Feature.WGMMA) if number == 90 else tuple(found)
+    large = (Feature.LARGE_CLUSTER,) if number in _LARGE_CLUSTERS else ()
+    return (*found, *large, Feature.WGMMA) if number == 90 else (*found, *large)
 
 
 def built_arch(source: StepSource, target: Target) -> str:

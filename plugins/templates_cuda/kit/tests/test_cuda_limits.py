@@ -3,12 +3,12 @@
 import pytest
 from agentcompile_cuda_kit import check_launches
 
-from agentcompile_core.plugin_api import ContractError, DType, Launch, Role, StepSource, Tiling, tiles
+from agentcompile_core.plugin_api import ContractError, DType, Feature, Launch, Role, StepSource, Tiling, tiles
 
 
-def source(**changes: object) -> StepSource:
+def source(*features: Feature, **changes: object) -> StepSource:
     launch = Launch(**{"entry": "k_0", "grid": (4, 1, 1), "block": (128, 1, 1), "arguments": (), **changes})
-    return StepSource(digest="0", code="", launches=(launch,))
+    return StepSource(digest="0", code="", launches=(launch,), features=features)
 
 
 def tiled(**changes: object) -> dict:
@@ -20,6 +20,12 @@ def tiled(**changes: object) -> dict:
                                      {"block": (1024, 1, 1)}, {"grid": (2**31 - 1, 65535, 65535)}, {"cluster": 4}])
 def test_what_fits_is_taken(changes: dict) -> None:
     check_launches(source(**changes))
+
+
+def test_large_clusters_are_for_sources_that_say_so() -> None:
+    check_launches(source(Feature.LARGE_CLUSTER, cluster=16, grid=(16, 1, 1)))
+    with pytest.raises(ContractError, match="cluster of 32 blocks; from 1 to 16"):
+        check_launches(source(Feature.LARGE_CLUSTER, cluster=32, grid=(32, 1, 1)))
 
 
 @pytest.mark.parametrize(("changes", "message"), [

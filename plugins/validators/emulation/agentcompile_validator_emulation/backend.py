@@ -37,7 +37,7 @@ from .tiles import check_tiles, tiles_of
 from .toolchain import COMPILER, GXX, find_toolchain
 
 FEATURES = (Feature.BULK_COPY, Feature.MBARRIER, Feature.GRIDDEPCONTROL, Feature.MMA_SYNC, Feature.ATOMICS,
-            Feature.CLUSTER, Feature.BF16, Feature.WGMMA)
+            Feature.CLUSTER, Feature.LARGE_CLUSTER, Feature.BF16, Feature.WGMMA)
 LAUNCH_DEADLINE_S = 120.0
 
 

@@ -124,7 +124,7 @@ class _LaunchRequest(ctypes.Structure):
 
 
 MAX_THREADS = 1024
-MAX_CLUSTER = 8
+MAX_CLUSTER = 16
 MAP_NORESERVE = 0x4000  # Linux; the standard library names it only from 3.12 on
 BYTES_PER_STACK = 128 << 10  # of one emulated thread; sanitizers make frames larger
 _PROCESS_LOCK = threading.Lock()
@@ -214,7 +214,7 @@ class EmulatedModule:
                 dynamic_shared_bytes: int = 0, options: LaunchOptions = LaunchOptions(), cluster: int = 1) -> PreparedLaunch:
         """Return the launch as a callable. Buffers must stay alive and in place as long as it is used.
 
-        ``cluster``: blocks per cluster along x, 1 to 8, dividing the grid.
+        ``cluster``: blocks per cluster along x, 1 to 16, dividing the grid.
         """
         if not 1 <= cluster <= MAX_CLUSTER:
             raise UsageError(f"clusters of {cluster} blocks; use 1 to {MAX_CLUSTER}")

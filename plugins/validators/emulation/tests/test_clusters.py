@@ -50,5 +50,5 @@ def test_a_module_goes_back_to_single_blocks():
 
 
 def test_a_grid_that_the_cluster_does_not_divide_is_refused():
-    with pytest.raises(EmulationError, match="clusters of 8 blocks in a grid of 12: use 1 to 8, dividing the grid"):
+    with pytest.raises(EmulationError, match="clusters of 8 blocks in a grid of 12: use 1 to 16, dividing the grid"):
         run("clean_cluster", SCHEDULES[0], cluster=8)

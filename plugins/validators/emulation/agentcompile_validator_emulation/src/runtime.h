@@ -26,7 +26,7 @@
 
 namespace emu {
 
-constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 64, max_cluster = 8;
+constexpr unsigned warp_lanes = 32, max_threads = 1024, max_shared_bytes = 227 * 1024, max_mbarriers = 64, max_cluster = 16;
 constexpr unsigned warpgroup_warps = 4;
 constexpr unsigned char poison = 0xff;  // a NaN in every float format
 

@@ -236,12 +236,6 @@ __device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Grou
   }
 }
 
-namespace {
-// 2^16 / n, rounded up: dividing by how many blocks have work would stand between the arrival of q and its use.
-__constant__ unsigned int reciprocals[17] = {0,    65536, 32768, 21846, 16384, 13108, 10923, 9363, 8192,
-                                             7282, 6554,  5958,  5462,  5042,  4682,  4370,  4096};
-}  // namespace
-
 // By messages: of every block its weighted sums and states, and the barrier that counts their bytes.
 template <int Blocks, int Group, int HeadDim> struct MessageParts {
   static constexpr int width = Group * HeadDim;
@@ -253,10 +247,12 @@ template <int Blocks, int Group, int HeadDim> struct MessageParts {
   Mbarrier arrived;
 
   static __device__ __forceinline__ int owner(int i, int active) { return i / chunk * active / chunks; }
+  // The quotient is exact (half a chunk keeps it off whole numbers) and quick: dividing by how many blocks have work would stand between the
+  // arrival of q and its use.
   static __device__ __forceinline__ int first_owned(int block, int active) {  // of the outputs
-    static_assert(Blocks <= 16 && (Blocks * chunks + Blocks) * Blocks < 1 << 16, "the quotients by reciprocals are exact");
-    const unsigned int chunks_before = (block * chunks + active - 1) * reciprocals[active] >> 16;  // rounded up
-    return min(static_cast<int>(chunks_before) * chunk, width);
+    static_assert(Blocks <= 16 && chunks < 1 << 12, "half a chunk is more than the reciprocal errs by");
+    const float rounded_up = (static_cast<float>(block * chunks + active) - 0.5f) * quick_reciprocal(static_cast<float>(active));
+    return min(static_cast<int>(rounded_up) * chunk, width);
   }
 
   // The arrival has nothing to publish but the barrier, for which the fence is enough; so it is relaxed.
