@@ -1,11 +1,9 @@
 """Later ranges of positions: the steps whose time grows with what is cached are judged again in the captured chain, further on.
 
-With them are judged the steps beside them, by what came close in the first range and by what leaves more shared memory: a kernel that holds
-much of the cache on its way begins early only where its neighbours leave room. Everything else stays as it was selected; a step is replaced
-by others of its match, so that all ranges share weights and caches.
+With them are judged the steps beside them, by what came close in the first range: a kernel that holds much of the cache on its way leaves
+its neighbours less room. Everything else stays as it was selected; a step is replaced by others of its match, so that all ranges share
+weights and caches.
 """
-
-import math
 
 from attrs import evolve, frozen
 
@@ -26,7 +24,6 @@ from . import chain
 
 MOST_PER_STEP = 16
 MOST_PER_NEIGHBOUR = 4
-ROOMIER, ROOMIER_SLOWER = 3, 1.2  # neighbours that leave more room: how many, and how much slower than the fastest alone
 KIND = "ranges"  # of texts in the store
 LEAST_S, WORTH_S = 1.0, 2.0  # for a range: less is over before the chain is made; what one is worth where there are others to judge
 
@@ -168,8 +165,7 @@ def alternatives_of(graph: Graph, regions: tuple[Region, ...], selections: tuple
 
 def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selections: tuple[Selection, ...],
             trials: tuple[ChainTrial, ...], found: Evaluated, ctx: Context) -> list[Alternative]:
-    """Others for the steps in front of and behind those of ``reading``: those that came close in the first range, closest first, and those
-    that leave more room than what is held."""
+    """Others for the steps in front of and behind those of ``reading``, which came close in the first range: those closest first."""
     ratios = {(trial.signature, trial.step): trial.ratio for trial in trials
               if trial.step is not None and 0.0 < trial.ratio < NEAR and not trial.refused and trial.alone}
     places = {(a.signature, a.match_id) for a in reading}
@@ -183,34 +179,11 @@ def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selec
             mine = chain.rivals(step, region, found)
             close = sorted((r for r in mine if (region.signature, r.step) in ratios),
                            key=lambda r: (ratios[region.signature, r.step], str(r.step)))
-            wanted = (*close[:MOST_PER_NEIGHBOUR], *_roomier(step, mine, found, ctx))
-            itself = [r for r in mine if wanted and r.step == step.step]  # for where an earlier range has replaced it
-            wanted = (*wanted, *itself)
+            itself = [r for r in mine if close and r.step == step.step]  # for where an earlier range has replaced it
+            wanted = (*close[:MOST_PER_NEIGHBOUR], *itself)
             options = (chain.alternative(record, region, step.baseline, found, ctx) for record in dict.fromkeys(wanted))
             made += [option for option in options if option is not None]
     return made
-
-
-def _roomier(held: SelectedStep, rivals: list[TuningRecord], found: Evaluated, ctx: Context) -> list[TuningRecord]:
-    """Of ``rivals``, fastest first, those that hold less shared memory of an SM than ``held``, one of each size."""
-    if not rivals or rivals[0].measurement is None:
-        return []
-    most_us, first = ROOMIER_SLOWER * rivals[0].measurement.us, dict[int, TuningRecord]()
-    of_held = next((_resident_bytes(r, found, ctx) for r in rivals if r.step == held.step), 0)
-    for record in rivals:
-        size = _resident_bytes(record, found, ctx)
-        if size < of_held and record.measurement is not None and record.measurement.us <= most_us:
-            first.setdefault(size, record)
-    return list(first.values())[:ROOMIER]
-
-
-def _resident_bytes(record: TuningRecord, found: Evaluated, ctx: Context) -> int:
-    """Shared memory of an SM that the blocks of a step hold at once."""
-    source, each = found.source(record), record.resources.shared_bytes
-    if source is None or not each or not ctx.target.sm_count:
-        return 0
-    blocks = max(math.prod(launch.grid) for launch in source.launches)
-    return each * min(-(-blocks // ctx.target.sm_count), max(1, ctx.target.shared_bytes_per_sm // each))
 
 
 def _ways(records: list[TuningRecord], found: Evaluated) -> list[TuningRecord]:

@@ -115,8 +115,6 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   if constexpr (Plan::early_kv) {
     span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
     stream.fill_all<true>(start_of(span), stride, span);
-    prefetch_rounds<step, 1>(stream.keys, stream.values, stream.key_row, stream.value_row, start_of(span) + stages * stride, 0, stride,
-                             span);
   }
   parts.opened();
   ac::grid_dependency_wait();

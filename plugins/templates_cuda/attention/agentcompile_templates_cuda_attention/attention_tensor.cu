@@ -77,8 +77,6 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
     load_keys(start_of(span), KeyHead::load_settled);
     load_values(start_of(span), ValueHead::load_settled);
-    prefetch_rounds<step, unroll>(key_base, value_base, key_row, value_row, start_of(span) + splits * tile, warps * step, splits * tile,
-                                  span);
   }
   parts.opened();
   ac::grid_dependency_wait();

@@ -66,27 +66,6 @@ struct Operands {
 // Splits of a KV head: those of a cluster are known where the kernel is compiled, so that nothing is divided by their number.
 __device__ __forceinline__ int split_count() { return Plan::cluster > 0 ? Plan::cluster : gridDim.x; }
 
-// Asks for the rows of K and V of the rounds behind the first, to lie in L2 when there is room to read them: the block has all of the time
-// in which q, k and v are made. `base`: of this warp's first step of the round in question, `step` positions each `step_stride` apart,
-// `Steps` of them; a lane asks for one row of either cache.
-constexpr int rounds_ahead = 3;
-template <int Step, int Steps>
-__device__ __forceinline__ void prefetch_rounds(const T* keys, const T* values, long long key_row, long long value_row, int base,
-                                                int step_stride, int stride, const ac::Span& span) {
-  static_assert(2 * Step == ac::warp_size, "a lane for each row of a step");
-  const int lane = threadIdx.x % ac::warp_size, row = lane % Step;
-#pragma unroll 1
-  for (int round = 0; round < rounds_ahead && base < span.length; ++round, base += stride) {
-#pragma unroll
-    for (int u = 0; u < Steps; ++u) {
-      const int index = base + u * step_stride + row;
-      if (!span.is_cached(index)) continue;
-      const bool of_keys = lane < Step;
-      ac::prefetch_to_l2(of_keys ? keys + index * key_row : values + index * value_row, (of_keys ? head_dim : value_dim) * sizeof(T));
-    }
-  }
-}
-
 template <bool Messages> struct PartsOf { using Type = ac::ClusterParts<Plan::cluster, group, value_dim>; };
 template <> struct PartsOf<true> { using Type = ac::MessageParts<Plan::cluster, group, value_dim>; };
 using Parts = PartsOf<Plan::messages>::Type;

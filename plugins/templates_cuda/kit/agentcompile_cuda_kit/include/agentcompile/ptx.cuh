@@ -52,8 +52,6 @@ inline void bulk_copy_to_shared_evict_first(void* shared, const void* global, un
   ::emu::bulk_copy(shared, global, bytes, barrier);
 }
 
-inline void prefetch_to_l2(const void* global, unsigned) { ::emu::require_aligned(global, 16); }
-
 inline float greater_or_nan(float a, float b) { return a != a || (a == b ? !(__float_as_int(a) < 0) : a > b) ? a : b; }
 inline float smaller_or_nan(float a, float b) { return a != a || (a == b ? __float_as_int(a) < 0 : a < b) ? a : b; }
 inline float quick_exp(float x) { return expf(x); }
@@ -188,13 +186,6 @@ __device__ __forceinline__ void bulk_copy_to_shared(void* shared, const void* gl
                : "memory");
 #else
   __trap();
-#endif
-}
-// Asks for `bytes` contiguous bytes, to lie in L2 when they are read: where there is no room yet to copy them to. Address aligned to 16,
-// bytes a multiple of 16. Below sm_90 nothing happens.
-__device__ __forceinline__ void prefetch_to_l2(const void* global, unsigned bytes) {
-#if AC_HAS_BULK_COPY
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 #endif
 }
 // The same, marking the lines as the first to leave L2: for weights, which a decode step reads once.
