@@ -31,6 +31,7 @@ from agentcompile_core.plugin_api import (
 
 from .space import (
     CLUSTERED,
+    STAGED_PATHS,
     TENSOR_PATHS,
     TENSOR_POSITIONS,
     WARP,
@@ -57,7 +58,7 @@ class AttentionFamily(TemplateFamily):
 
     Three templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type), and with mma.m16n8k16 for fp16 and bf16
     ``attention_tensor.cu`` (``path=tensor``, K and V in registers) and ``attention_staged.cu`` (``path=staged``, in shared
-    memory). Splits merge through global memory and a counter (``merge=global``) or through the shared memory of a
+    memory; ``path=mixed``, of a warp's first step in registers besides). Splits merge through global memory and a counter (``merge=global``) or through the shared memory of a
     thread-block cluster (sm_90), by stores and a cluster barrier (``merge=cluster``) or by messages whose bytes the block that
     finishes an output waits for (``merge=message``). With ``early_kv`` the first tiles of K and V are loaded before the
     dependency wait, by a hint of the position that is checked after it. Query heads of a KV head that one block does
@@ -103,19 +104,19 @@ class AttentionFamily(TemplateFamily):
             "threads": warps * WARP, "head_dim": shape.head_dim, "value_dim": shape.value_dim,
             "rotary_dim": _rotary_dim(match), "interleaved": match.flag("interleaved"),
             "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
-            "lanes": schedule.integer("lanes"), "unroll": 1 if path == "staged" else unroll, "qk_norm": _norm(match), "pdl": pdl,
+            "lanes": schedule.integer("lanes"), "unroll": 1 if path in STAGED_PATHS else unroll, "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster, "messages": schedule["merge"] == "message",
             "has_window": match.integer("window", 0) > 0, "chunk": match.integer("chunk", 0),
             "has_softcap": match.number("softcap", 0.0) > 0, "has_sinks": sinks is not None, "has_alibi": match.flag("alibi"),
         }
         if tensor:
             constants["terms"] = WEIGHT_TERMS
-        if path == "staged":
-            constants["stages"] = unroll
+        if path in STAGED_PATHS:
+            constants |= {"stages": unroll, "holds_first": path == "mixed"}
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, shape.parts), block=(warps * WARP, 1, 1), pdl=pdl,
                         cluster=max(1, cluster), shared_bytes=stage_bytes(shape, schedule), arguments=_arguments(match, shape))
         source = make_source(
-            FOLDER / {"tensor": "attention_tensor.cu", "staged": "attention_staged.cu"}.get(path, "attention.cu"),
+            FOLDER / f"attention{'_staged' if path in STAGED_PATHS else '_tensor' if tensor else ''}.cu",
             plan={"T": c_type(shape.dtype), "Sink": c_type(sinks.spec.dtype if sinks else DType.F32), **constants},
             launches=(launch,),
             epilogue=alibi_struct(match),
@@ -198,7 +199,8 @@ def _periods(schedule: Schedule) -> tuple[int, ...]:
     """Positions of a block's tile, of one tile of every split, and of as many of these as there are stages."""
     splits, warps, lanes, unroll = (schedule.integer(name) for name in ("splits", "warps", "lanes", "unroll"))
     tile = tile_of(str(schedule["path"]), warps, lanes, unroll)
-    return (tile, tile * splits, *([tile * splits * unroll] if schedule["path"] == "staged" else []))
+    rounds = unroll + (schedule["path"] == "mixed")  # in flight
+    return (tile, tile * splits, *([tile * splits * rounds] if schedule["path"] in STAGED_PATHS else []))
 
 
 def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:

@@ -7,6 +7,9 @@
 // number of 128 bytes, vectors are exchanged within them (`place`) so that the lanes that read together read from different banks.
 // A thread holds one step in registers whatever is in flight, so the blocks of the kernels in front and behind fit beside this
 // one on an SM, and their loads and its own overlap. Wins where a split has many positions: thousands of them in all.
+//
+// Plan::holds_first: the first step of each warp waits in registers, besides those in the stages: one more in flight in as much shared
+// memory. Wins where a split has a round or two more than stages hold, which a step with few would wait for behind its q.
 #include "tensor_steps.cuh"
 
 namespace {
@@ -26,6 +29,8 @@ __device__ __forceinline__ int key_place(int position, int vector) { return plac
 __device__ __forceinline__ int value_place(int position, int vector) {
   return step * KeyHead::head_vectors + place<ValueHead, 1, 2>(position, vector);
 }
+
+template <bool Value> struct Bool { static constexpr bool value = Value; };
 
 // The stages of one warp. Every call is made by whole warps.
 struct Stream {
@@ -107,14 +112,26 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   NewHeads<false> heads;
   heads.fetch_weights(q_norm, k_norm);
 
-  const Stream stream{memory + warp * stages * stage_vectors, k_cache + kv_head * head_dim, v_cache + kv_head * value_dim,
-                      static_cast<long long>(kv_heads) * head_dim, static_cast<long long>(kv_heads) * value_dim, lane};
+  const Rows rows{k_cache + kv_head * head_dim, v_cache + kv_head * value_dim, static_cast<long long>(kv_heads) * head_dim,
+                  static_cast<long long>(kv_heads) * value_dim, row, column};
+  const Stream stream{memory + warp * stages * stage_vectors, rows.keys, rows.values, rows.key_row, rows.value_row, lane};
   const int attended = Plan::has_window ? window : 0;
   ac::Span span;
   auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
+  Keys keys;
+  Values values;
+  auto fetch = [&](auto settled) {
+    constexpr bool is_settled = decltype(settled)::value;
+    const int start = start_of(span);
+    if constexpr (Plan::holds_first) {
+      rows.load_keys<is_settled>(keys, start, span);
+      rows.load_values<is_settled>(values, start, span);
+    }
+    stream.fill_all<is_settled>(start + (Plan::holds_first ? stride : 0), stride, span);
+  };
   if constexpr (Plan::early_kv) {
     span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
-    stream.fill_all<true>(start_of(span), stride, span);
+    fetch(Bool<true>{});
   }
   parts.opened();
   ac::grid_dependency_wait();
@@ -124,7 +141,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   if (!Plan::early_kv || new_position != span.position) {
     if constexpr (Plan::early_kv) stream.drain();
     span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);
-    if (split < span.active) stream.fill_all<false>(start_of(span), stride, span);
+    if (split < span.active) fetch(Bool<false>{});
   }
   if (split >= span.active) {
     if constexpr (Plan::early_kv) stream.drain();
@@ -151,42 +168,51 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   Running running;
   running.clear();
   int number = 0;  // of the stage
+  bool held = Plan::holds_first;  // this step waits in registers
 #pragma unroll 1
   for (int base = start_of(span); base < span.length; base += stride) {
-    ac::cp_async_wait<stages - 1>();
-    __syncwarp();
     Vector* stage = stream.stage(number);
-    const int offset = span.position - base;
-    if (offset >= 0 && offset < step && span.position < capacity) {  // the new position is copied from where it was prepared
-      for (int vector = lane; vector < KeyHead::head_vectors; vector += ac::warp_size) stage[key_place(offset, vector)] = new_key[vector];
-      for (int vector = lane; vector < ValueHead::head_vectors; vector += ac::warp_size) {
-        stage[value_place(offset, vector)] = new_value[vector];
-      }
+    if (held) {
+      rows.take_new(keys, values, base, span, capacity, new_key, new_value);
+    } else {
+      ac::cp_async_wait<stages - 1>();
       __syncwarp();
-    }
-    Keys keys;
+      const int offset = span.position - base;
+      if (offset >= 0 && offset < step && span.position < capacity) {  // the new position is copied from where it was prepared
+        for (int vector = lane; vector < KeyHead::head_vectors; vector += ac::warp_size) stage[key_place(offset, vector)] = new_key[vector];
+        for (int vector = lane; vector < ValueHead::head_vectors; vector += ac::warp_size) {
+          stage[value_place(offset, vector)] = new_value[vector];
+        }
+        __syncwarp();
+      }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int j = 0; j < KeyHead::vectors; ++j) {
-        keys[0][half][j] = Vector::zero();
-        if (KeyHead::inside(column + 4 * j)) keys[0][half][j] = stage[key_place(half * 8 + row, column + 4 * j)];
+        for (int j = 0; j < KeyHead::vectors; ++j) {
+          keys[0][half][j] = Vector::zero();
+          if (KeyHead::inside(column + 4 * j)) keys[0][half][j] = stage[key_place(half * 8 + row, column + 4 * j)];
+        }
       }
     }
     Scores scores;
     multiply(query, keys, scores);
     scaling.apply(scores, base, span.position, column);
     running.weigh(scores, base, span.length, column);
-    Values values;
+    if (!held) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int j = 0; j < ValueHead::vectors; ++j) {
-        values[0][i][j] = Vector::zero();
-        if (ValueHead::inside(row + 8 * j)) values[0][i][j] = stage[value_place(position_in_step(i, column), row + 8 * j)];
+        for (int j = 0; j < ValueHead::vectors; ++j) {
+          values[0][i][j] = Vector::zero();
+          if (ValueHead::inside(row + 8 * j)) values[0][i][j] = stage[value_place(position_in_step(i, column), row + 8 * j)];
+        }
       }
     }
     running.add(scores, values);
+    if (held) {
+      held = false;
+      continue;
+    }
     __syncwarp();  // all lanes have read the stage
     stream.fill<false>(number, base + stages * stride, span);
     number = number + 1 == stages ? 0 : number + 1;

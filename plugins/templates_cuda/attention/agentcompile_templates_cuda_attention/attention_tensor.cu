@@ -49,34 +49,13 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   ac::Span span;
   Keys keys;
   Values values;
-  auto load_keys = [&](int base, auto load) {
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int index = base + u * warps * step + half * 8 + row;
-        load(keys[u][half], key_base + index * key_row, column, span.is_cached(index));
-      }
-    }
-  };
-  auto load_values = [&](int base, auto load) {
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int index = base + u * warps * step + position_in_step(i, column);
-        load(values[u][i], value_base + index * value_row, row, span.is_cached(index));
-      }
-    }
-  };
-  auto load_key = [](KeyHead::Packed& packed, const T* head, int lane, bool wanted) { KeyHead::load(packed, head, lane, wanted); };
-  auto load_value = [](ValueHead::Packed& packed, const T* head, int lane, bool wanted) { ValueHead::load(packed, head, lane, wanted); };
+  const Rows rows{key_base, value_base, key_row, value_row, row, column};
   auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
 
   if constexpr (Plan::early_kv) {
     span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
-    load_keys(start_of(span), KeyHead::load_settled);
-    load_values(start_of(span), ValueHead::load_settled);
+    rows.load_keys<true>(keys, start_of(span), span);
+    rows.load_values<true>(values, start_of(span), span);
   }
   parts.opened();
   ac::grid_dependency_wait();
@@ -86,8 +65,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   if (!Plan::early_kv || new_position != span.position) {
     span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);
     if (split < span.active) {
-      load_keys(start_of(span), load_key);
-      load_values(start_of(span), load_value);
+      rows.load_keys<false>(keys, start_of(span), span);
+      rows.load_values<false>(values, start_of(span), span);
     }
   }
   if (split >= span.active) {
@@ -117,35 +96,15 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   Running running;
   running.clear();
   for (int base = start; base - warp * step < span.length; base += stride) {
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) {  // the new position comes from shared memory
-      const int offset = span.position - (base + u * warps * step);
-      if (offset < 0 || offset >= step || span.position >= capacity) continue;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int j = 0; j < KeyHead::vectors; ++j) {
-          if (offset != half * 8 + row || !KeyHead::inside(column + 4 * j)) continue;
-          keys[u][half][j] = new_key[column + 4 * j];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < ValueHead::vectors; ++j) {
-          if (offset != position_in_step(i, column) || !ValueHead::inside(row + 8 * j)) continue;
-          values[u][i][j] = new_value[row + 8 * j];
-        }
-      }
-    }
+    rows.take_new(keys, values, base, span, capacity, new_key, new_value);
     Scores scores;
     multiply(query, keys, scores);
     const bool more = base - warp * step + stride < span.length;
-    if (more) load_keys(base + stride, load_key);
+    if (more) rows.load_keys<false>(keys, base + stride, span);
     scaling.apply(scores, base, span.position, column);
     running.weigh(scores, base, span.length, column);
     running.add(scores, values);
-    if (more) load_values(base + stride, load_value);
+    if (more) rows.load_values<false>(values, base + stride, span);
   }
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 

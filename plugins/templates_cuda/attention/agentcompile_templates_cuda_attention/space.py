@@ -16,7 +16,8 @@ MOST_TENSOR_GROUP = 8  # query heads of a block that one tensor-core fragment ho
 PART_HEADS = (8, 4, 2)  # of a part, at the most: the fewer, the more often K and V are read, and the less a block has to merge
 LEAST_DEALT = 4  # query heads of a group that a block could hold: fewer are not worth reading K and V again
 PARTS = "parts"
-TENSOR_PATHS = ("tensor", "staged")  # K and V in registers, in stages of shared memory
+STAGED_PATHS = ("staged", "mixed")  # K and V in stages of shared memory; of the first round in registers, of others in stages
+TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; of one at a time
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster
@@ -35,11 +36,12 @@ LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 
 # 0.9 % of the step; through memory alone at 2,048, 5.9 us where the one for long caches takes 6.5. They come behind the first two, those
 # of the largest clusters before them.
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
-    "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "tensor", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
+    "message": ({"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+                {"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
 TURNS = 3  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
 STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))  # warps and stages
+MIXED, NARROW_MIXED = ((4, 2), (4, 1)), ((8, 2), (8, 1))  # the same, with a round in registers besides
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
 NARROW_BYTES = 4 << 10
@@ -224,12 +226,12 @@ def stage_bytes(shape: Shape, schedule: Schedule) -> int:
 
 
 def _stage_bytes(shape: Shape, path: str, warps: int, stages: int) -> int:
-    return warps * stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes if path == "staged" else 0
+    return warps * stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes if path in STAGED_PATHS else 0
 
 
 def tile_of(path: str, warps: int, lanes: int, unroll: int) -> int:
     """Positions of a block and round."""
-    return warps * (TENSOR_POSITIONS if path in TENSOR_PATHS else WARP // lanes) * (1 if path == "staged" else unroll)
+    return warps * (TENSOR_POSITIONS if path in TENSOR_PATHS else WARP // lanes) * (1 if path in STAGED_PATHS else unroll)
 
 
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
@@ -262,7 +264,8 @@ def staged_schedules(shape: Shape, target: Target) -> list[Schedule]:
 def _staged_choices(shape: Shape) -> list[_Choice]:
     if not _tensor_choices(shape):
         return []
-    return [("staged", warps, 4, stages) for warps, stages in (NARROW_STAGED if _narrow(shape) else STAGED)]
+    staged, mixed = (NARROW_STAGED, NARROW_MIXED) if _narrow(shape) else (STAGED, MIXED)
+    return [*(("staged", warps, 4, stages) for warps, stages in staged), *(("mixed", warps, 4, stages) for warps, stages in mixed)]
 
 
 def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:

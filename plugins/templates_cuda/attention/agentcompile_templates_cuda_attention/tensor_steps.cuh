@@ -30,6 +30,73 @@ __device__ __forceinline__ unsigned int word(const Vector& vector, int index) {
 __device__ __forceinline__ unsigned int low_halves(unsigned int a, unsigned int b) { return (a & 0xffffu) | (b << 16); }
 __device__ __forceinline__ unsigned int high_halves(unsigned int a, unsigned int b) { return (a >> 16) | (b & 0xffff0000u); }
 
+// The caches of a KV head, as a lane reads them into registers. `base`: the first position of this warp's first step.
+struct Rows {
+  const T* keys;
+  const T* values;
+  long long key_row;
+  long long value_row;
+  int row;
+  int column;
+
+  // Rows that are not cached become zero. `Settled`: see ac::load_settled16.
+  template <bool Settled> __device__ __forceinline__ void load_keys(Keys& loaded, int base, const ac::Span& span) const {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int index = base + u * warps * step + half * 8 + row;
+        load<KeyHead, Settled>(loaded[u][half], keys + index * key_row, column, span.is_cached(index));
+      }
+    }
+  }
+  template <bool Settled> __device__ __forceinline__ void load_values(Values& loaded, int base, const ac::Span& span) const {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int index = base + u * warps * step + position_in_step(i, column);
+        load<ValueHead, Settled>(loaded[u][i], values + index * value_row, row, span.is_cached(index));
+      }
+    }
+  }
+  template <class Head, bool Settled>
+  static __device__ __forceinline__ void load(typename Head::Packed& packed, const T* head, int lane, bool wanted) {
+    if constexpr (Settled) {
+      Head::load_settled(packed, head, lane, wanted);
+    } else {
+      Head::load(packed, head, lane, wanted);
+    }
+  }
+
+  // The new position comes from shared memory, where these steps have it.
+  __device__ __forceinline__ void take_new(Keys& loaded_keys, Values& loaded_values, int base, const ac::Span& span, int capacity,
+                                           const Vector (&new_key)[KeyHead::head_vectors],
+                                           const Vector (&new_value)[ValueHead::head_vectors]) const {
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int offset = span.position - (base + u * warps * step);
+      if (offset < 0 || offset >= step || span.position >= capacity) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int j = 0; j < KeyHead::vectors; ++j) {
+          if (offset != half * 8 + row || !KeyHead::inside(column + 4 * j)) continue;
+          loaded_keys[u][half][j] = new_key[column + 4 * j];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < ValueHead::vectors; ++j) {
+          if (offset != position_in_step(i, column) || !ValueHead::inside(row + 8 * j)) continue;
+          loaded_values[u][i][j] = new_value[row + 8 * j];
+        }
+      }
+    }
+  }
+};
+
 // scores[u][i] = q . k of head `row` and the lane's four positions of step u.
 __device__ __forceinline__ void multiply(const KeyHead::Packed& query, const Keys& keys, Scores& scores) {
 #pragma unroll
