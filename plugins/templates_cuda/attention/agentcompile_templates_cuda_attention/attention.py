@@ -58,8 +58,9 @@ class AttentionFamily(TemplateFamily):
 
     Three templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type), and with mma.m16n8k16 for fp16 and bf16
     ``attention_tensor.cu`` (``path=tensor``, K and V in registers) and ``attention_staged.cu`` (``path=staged``, in shared
-    memory; ``path=mixed``, of a warp's first step in registers besides). Splits merge through global memory and a counter (``merge=global``) or through the shared memory of a
-    thread-block cluster (sm_90), by stores and a cluster barrier (``merge=cluster``) or by messages whose bytes the block that
+    memory; ``path=mixed``, of a warp's first step in registers besides). Splits merge through global memory and a counter
+    (``merge=global``) or through the shared memory of a thread-block cluster (sm_90), by stores and a cluster barrier
+    (``merge=cluster``) or by messages whose bytes the block that
     finishes an output waits for (``merge=message``). With ``early_kv`` the first tiles of K and V are loaded before the
     dependency wait, by a hint of the position that is checked after it. Query heads of a KV head that one block does
     not hold are dealt to ``parts``, blocks that share nothing but what they read; the first appends.

@@ -60,6 +60,7 @@ KERNELS = {
     "staged_narrow_value": (Model(head_dim=72, rotary_dim=0, value_dim=64, norm="none"), ("staged", 2, 4, 3)),
     "staged_wide_value": (Model(head_dim=32, rotary_dim=32, value_dim=136, group=3), ("staged", 1, 4, 2)),
 }
+EVERY_MERGE = ("lanes_f16", "tensor_f16", "tensor_bf16_all", "staged_f16", "staged_bf16_all", "mixed_f16", "mixed_bf16_all")
 LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none", slopes=SLOPES[:6])
 
 
@@ -161,7 +162,7 @@ def test_every_number_of_splits_is_within_budget(name: str) -> None:
         assert model.use(again, before, kernel.source.reduction_depth) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all", "staged_f16", "staged_bf16_all", "mixed_f16", "mixed_bf16_all"])
+@pytest.mark.parametrize("name", EVERY_MERGE)
 def test_clusters_are_within_budget_and_repeat(name: str) -> None:
     """Blocks without work leave early, one block alone needs no merge, all of them push to each other."""
     model, choices = KERNELS[name]
@@ -176,7 +177,7 @@ def test_clusters_are_within_budget_and_repeat(name: str) -> None:
         assert torch.equal(again["out"], tensors["out"])
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "tensor_bf16_all", "staged_f16", "staged_bf16_all", "mixed_f16", "mixed_bf16_all"])
+@pytest.mark.parametrize("name", EVERY_MERGE)
 def test_rows_loaded_before_the_wait_give_the_same_bits(name: str) -> None:
     """The emulator makes the hint of the position stale in odd blocks, and reports any other early read."""
     model, choices = KERNELS[name]
