@@ -53,6 +53,7 @@ COLUMNS = {
 }
 COLUMNS["prefill_experts"] = COLUMNS["prefill_states"] = COLUMNS["prefill_scans"] = COLUMNS["prefill"]
 COLUMNS |= {f"{name}_bf16": COLUMNS[name] for name in ("decode", "pipeline", "accuracy", "memory", "compile_time")}
+COLUMNS["alone"] = (*COLUMNS["decode"], "rms_ratio", "cold_s", "warm_s", "extra_memory_bytes")
 COLUMNS["coverage"] = ("kind", "name", "order", "outcome", "why", "seconds", "path", "reason", "generated_share", "kernels_run")
 COLUMNS["planned"] = ("name", "share", "reason", "seconds")
 COLUMNS["kernelbench"] = ("level", "number", "name", "correct", "correct_ours", "is_fallback", "generated_share", "us",
@@ -162,6 +163,17 @@ def summary_table(document: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def alone_table(document: dict[str, Any]) -> str:
+    """Ours alone, all models at one commit: what a token takes, and what was said about the compilation."""
+    head = ("model", "type", "prompt/new", "ms per token", "floor ms", "read GB/s", "bandwidth", "prefill ms",
+            "RMS error over the framework's", "cold s", "warm s", "GiB beyond weights and KV", "runs")
+    rows = [(r["model"], DTYPES.get(r["dtype"], r["dtype"]), r["workload"], f"{r['step_ms']:.3f}", f"{r['floor_step_ms']:.3f}",
+             f"{r['read_ceiling_gbps']:.0f}", f"{r['floor_step_ms'] / r['step_ms']:.1%}", f"{r['prefill_ms']:.2f}", f"{r['rms_ratio']:.3f}",
+             f"{r['cold_s']:.1f}", f"{r['warm_s']:.1f}", f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"]))
+            for r in sorted(document["rows"], key=_order)]
+    return table(head, rows)
+
+
 def memory_table(document: dict[str, Any]) -> str:
     """Device memory of ours while it generates."""
     rows = [(r["model"], f"{r['weight_bytes'] / 2**30:.2f}", f"{r['kv_bytes'] / 2**30:.2f}", f"{r['extra_memory_bytes'] / 2**30:.2f}")
@@ -231,7 +243,7 @@ def kernelbench_table(document: dict[str, Any]) -> str:
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_table), "memory": ("memory", memory_table),
-    "prefill": ("prefill", prefill_table), "prefill_experts": ("prefill_experts", prefill_table),
+    "alone": ("alone", alone_table), "prefill": ("prefill", prefill_table), "prefill_experts": ("prefill_experts", prefill_table),
     "prefill_states": ("prefill_states", prefill_table), "prefill_scans": ("prefill_scans", prefill_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table), "architectures": ("decode_bf16", architecture_tables.architectures),
