@@ -176,6 +176,25 @@ def audit_command(options: argparse.Namespace) -> int:
     return 0 if not document["do_not_follow"] else 1
 
 
+def advice_command(options: argparse.Namespace) -> int:
+    """Say what the advice behind bundles of one model was worth."""
+    from ..report import worth
+
+    folders, searches, manifests = [Path(name) for name in dict.fromkeys(options.bundles)], [], {}
+    for folder in folders:
+        installed, found = bundle_reader.read(folder), evidence.read(folder)
+        if found.decisions is None:
+            reason = installed.manifest.eager_reason
+            why = f"everything in it runs on the framework: {reason}" if reason else "an older version wrote it; compile the model again"
+            raise UsageError(f"{folder} has no {evidence.DECISIONS}: {why}")
+        manifests[str(folder)] = installed.manifest
+        searches.append(worth.search_of(str(folder), installed.records, found.decisions))
+    worth.check_alike(manifests)
+    document = worth.document_of(searches)
+    _print(options, {"model": installed.manifest.model.name, "target": installed.manifest.target.name, **document}, worth.text_of(document))
+    return 0
+
+
 def plugins_command(options: argparse.Namespace) -> int:
     """List plugins and failures."""
     catalog = load_catalog(strict=False)
@@ -223,7 +242,7 @@ def completion_command(options: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compile": compile_command, "generate": generate_command, "bench": bench_command,
-    "trace": trace_command, "explain": explain_command, "audit": audit_command, "cache": cache_command,
+    "trace": trace_command, "explain": explain_command, "audit": audit_command, "advice": advice_command, "cache": cache_command,
     "plugins": plugins_command, "doctor": doctor_command,
     "config": config_command, "completion": completion_command,
 }

@@ -38,6 +38,11 @@ EXAMPLES = {
     "audit": """examples:
   agentcompile audit qwen3.bundle            every decision of that compile, and whether it follows from its records
 """,
+    "advice": """examples:
+  agentcompile compile ./Qwen3-1.7B --advisor heuristic --no-cache --out plain.bundle
+  agentcompile compile ./Qwen3-1.7B --advisor litellm --no-cache --out asked.bundle
+  agentcompile advice plain.bundle asked.bundle                how soon each search met what was fastest, and what it cost
+""",
     "cache": """examples:
   agentcompile cache show
   agentcompile cache verify                  read everything; exit code 1 if anything is damaged
@@ -67,6 +72,7 @@ COMMANDS = {
     "trace": "note when the blocks of one layer's kernels pass their phases, and name what is lost",
     "explain": "say why each step of a bundle got what it got",
     "audit": "make every decision of a compile again from its bundle, and say whether it follows from the records",
+    "advice": "say what advice was worth, from bundles of one model that were compiled with different advisors",
     "cache": "show, verify, prune, export or import what is kept between runs",
     "plugins": "list plugins, what they offer and what failed",
     "doctor": "say what this machine can do, and what is missing",
@@ -158,6 +164,11 @@ def _audit(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("run", metavar="RUN", help="folder of the bundle that the compile wrote")
 
 
+def _advice(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("bundles", metavar="BUNDLE", nargs="+", help="folders of bundles of one model, workload and target; several of one "
+                                                                   "advisor count together")
+
+
 def _cache(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("action", choices=("show", "verify", "prune", "export", "import"),
                      help="show: what is in it; verify: read and check all of it; prune: remove what is damaged, left over or of older "
@@ -208,4 +219,4 @@ def _effective() -> Effective:
 
 
 _ARGUMENTS = {"compile": _compile, "generate": _generate, "bench": _bench, "trace": _trace, "explain": _explain, "audit": _audit,
-              "cache": _cache, "config": _config, "completion": _completion}
+              "advice": _advice, "cache": _cache, "config": _config, "completion": _completion}
