@@ -8,7 +8,7 @@ from attrs import evolve
 
 from ...budget import ADVICE_SHARE
 from ...context import Context
-from ...errors import Cause, ContractError, Failure, StageName, last_frames
+from ...errors import AgentCompileError, Cause, ContractError, Failure, StageName, last_frames
 from ...ir.advice import Advice, AdviceRecord, Evidence, Hint, OrderedPlan, Question
 from ...ir.plan import PlanSpace, RegionPlan, Schedule, Step, StepSpace
 from ...ir.record import TuningRecord
@@ -64,8 +64,15 @@ def _ask(advisor: Advisor, question: Question, region: Region, ctx: Context) -> 
         return _lost(advisor, record, region, exc, Cause.TIMEOUT, began, ctx)
     except Raised as exc:
         assert exc.__cause__ is not None
-        return _lost(advisor, record, region, exc.__cause__, Cause.UNAVAILABLE, began, ctx)
+        return _lost(advisor, record, region, exc.__cause__, _cause(exc.__cause__), began, ctx)
     return evolve(record, accepted=accepted, rejected=rejected, seconds=time.monotonic() - began, tokens=tokens)
+
+
+def _cause(exc: BaseException) -> Cause:
+    """What kind of failure an advisor's exception is: its own sentence that it cannot answer, a broken rule, or a fault."""
+    if isinstance(exc, ContractError):
+        return Cause.CONTRACT
+    return Cause.UNAVAILABLE if isinstance(exc, AgentCompileError) else Cause.EXCEPTION
 
 
 def _lost(advisor: Advisor, record: AdviceRecord, region: Region, exc: BaseException, cause: Cause, began: float,

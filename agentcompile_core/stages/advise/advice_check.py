@@ -1,7 +1,7 @@
 """Every item of an advisor's answer is checked against the space on its own; what does not fit is refused with a rule id."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...ir.advice import Advice, Diagnosis, Hint, Question, RejectedItem, Risk
 from ...ir.plan import PlanSpace
@@ -20,21 +20,42 @@ def screen(advice: Advice, question: Question) -> tuple[Advice, tuple[RejectedIt
     """
     space = question.space
     refused: list[RejectedItem] = list(advice.refused[:MAX_ITEMS])
+
+    def typed(name: str, kind: type[T]) -> tuple[T, ...]:
+        return _typed(_listed(advice, name, refused), kind, refused)
+
     label = _typed((advice.label,) if advice.label is not None else (), str, refused)
     refused += [RejectedItem(item=repr(word), rule="A8") for word in label if word not in question.labels]
-    order = _known(_typed(advice.order, str, refused), {s.implementation for s in space.steps}, "A1", refused)
-    covers = _known(_typed(advice.cover_order, int, refused), {c.rank for c in space.covers}, "A6", refused)
-    hints = _hints(_typed(advice.hints, Hint, refused), space, refused)
-    risks, diagnoses = _typed(advice.risks, Risk, refused), _typed(advice.diagnoses, Diagnosis, refused)
+    order = _known(typed("order", str), {s.implementation for s in space.steps}, "A1", refused)
+    covers = _known(typed("cover_order", int), {c.rank for c in space.covers}, "A6", refused)
+    hints = _hints(typed("hints", Hint), space, refused)
+    risks, diagnoses = typed("risks", Risk), typed("diagnoses", Diagnosis)
     accepted = Advice(label=next((word for word in label if word in question.labels), None), order=order, cover_order=covers, hints=hints,
                       risks=_once(risks[:MAX_ITEMS], refused), diagnoses=_once(diagnoses[:MAX_ITEMS], refused))
     return accepted, tuple(refused)
 
 
-def _typed(items: Iterable[T], kind: type, refused: list[RejectedItem]) -> tuple[T, ...]:
+def _listed(advice: Advice, name: str, refused: list[RejectedItem]) -> tuple[Any, ...]:
+    """The items of one field; a field that is no list counts as one item, and the others stand."""
+    given = getattr(advice, name)
+    if type(given) is tuple or type(given) is list:
+        return tuple(given)
+    refused.append(RejectedItem(item=f"{name}, a {type(given).__name__}", rule="A8"))
+    return ()
+
+
+def _said(item: object) -> str:
+    """What an item is called where it is refused; it may fail to say so."""
+    try:
+        return repr(item)
+    except BaseException:
+        return type(item).__name__
+
+
+def _typed(items: Iterable[Any], kind: type[T], refused: list[RejectedItem]) -> tuple[T, ...]:
     """The items of one type; an advisor in Python may have put anything into its answer."""
     found = tuple(items)
-    refused += [RejectedItem(item=repr(item), rule="A8") for item in found[:MAX_ITEMS] if type(item) is not kind]
+    refused += [RejectedItem(item=_said(item), rule="A8") for item in found[:MAX_ITEMS] if type(item) is not kind]
     return tuple(item for item in found if type(item) is kind)
 
 
@@ -58,20 +79,29 @@ def _hints(hints: tuple[Hint, ...], space: PlanSpace, refused: list[RejectedItem
     most = max(MAX_ITEMS, sum(len(step.space.parameters) for step in space.steps))
     found: dict[tuple[str, str, str], Hint] = {}
     for hint in hints[:most]:
+        if not _is_hint(hint):
+            refused.append(RejectedItem(item=_said(hint), rule="A8"))
+            continue
         rule, kept = _screen_hint(hint, space)
         key = (hint.match_id, hint.implementation, hint.parameter)
         if kept is not None and key in found:
             rule, kept = "A5", None
         if rule:
-            refused.append(RejectedItem(item=f"hint {hint.implementation}.{hint.parameter}={hint.values}", rule=rule))
+            refused.append(RejectedItem(item=f"hint {hint.implementation}.{hint.parameter}={_said(hint.values)}", rule=rule))
         if kept is not None:
             found[key] = kept
-    refused += [RejectedItem(item=f"hint {hint.implementation}.{hint.parameter}", rule="A7") for hint in hints[most : most + MAX_ITEMS]]
+    refused += [RejectedItem(item=f"hint {_said(hint)}", rule="A7") for hint in hints[most : most + MAX_ITEMS]]
     return tuple(found.values())
 
 
+def _is_hint(hint: Hint) -> bool:
+    """Whether the fields of a hint are what they are said to be."""
+    named = all(type(word) is str for word in (hint.match_id, hint.implementation, hint.parameter))
+    return named and type(hint.values) in (tuple, list)
+
+
 def _screen_hint(hint: Hint, space: PlanSpace) -> tuple[str, Hint | None]:
-    steps = space.spaces_of(hint.match_id) if type(hint.match_id) is str else ()
+    steps = space.spaces_of(hint.match_id)
     if not steps:
         return "A2", None
     step = next((s for s in steps if s.implementation == hint.implementation), None)
@@ -80,7 +110,7 @@ def _screen_hint(hint: Hint, space: PlanSpace) -> tuple[str, Hint | None]:
     parameter = next((p for p in step.space.parameters if p.name == hint.parameter), None)
     if parameter is None:
         return "A3", None
-    values = tuple(v for v in hint.values if any(v == known and type(v) is type(known) for known in parameter.values))
+    values = tuple(v for v in hint.values if any(type(v) is type(known) and v == known for known in parameter.values))
     if not values:
         return "A4", None
     kept = Hint(match_id=hint.match_id, implementation=hint.implementation, parameter=hint.parameter, values=tuple(dict.fromkeys(values)))

@@ -76,7 +76,8 @@ def _answer(advisor: Advisor, asked: Question, question: Question) -> Screened:
     answer = advisor.advise(asked)
     if not isinstance(answer, Advice):
         raise ContractError(f"advisor {advisor.name} returned {type(answer).__name__}, not Advice")
-    given = tuple(item for item in answer.refused[:MAX_ITEMS] if type(item) is RejectedItem and type(item.rule) is str)
+    said: Any = answer.refused if isinstance(answer.refused, tuple | list) else ()
+    given = tuple(item for item in said[:MAX_ITEMS] if type(item) is RejectedItem and type(item.rule) is str)
     accepted, rejected = screen(evolve(answer, refused=given), question)
     rejected = tuple(RejectedItem(item=scrubbed(str(item.item)), rule=scrubbed(item.rule)[:8]) for item in rejected)
     return accepted, rejected, answer.tokens if type(answer.tokens) is int and answer.tokens >= 0 else 0
