@@ -151,7 +151,8 @@ def explain_command(options: argparse.Namespace) -> int:
         return 0
     document = {"model": installed.manifest.model.name, "target": installed.manifest.target.name,
                 "selections": report.selections_document(installed.selections),
-                "candidates": report.candidates_document(installed.records), "search": serial.unstructure(list(found.tried)),
+                "candidates": report.candidates_document(installed.records, installed.selections),
+                "search": serial.unstructure(list(found.tried)),
                 "failures": failures.document(found.failures)}
     text = report.explain_text(installed.manifest, installed.selections, installed.records, found, installed.graphs)
     _print(options, document, text)

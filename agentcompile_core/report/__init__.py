@@ -3,7 +3,6 @@
 import importlib.util
 import platform
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
@@ -11,14 +10,15 @@ from typing import Any
 from ..errors import Failure
 from ..ir.bundle import Manifest
 from ..ir.graph import GraphKind, GraphSet
-from ..ir.plan import Origin
 from ..ir.record import TuningRecord
-from ..ir.search_log import Tried
 from ..ir.selection import Basis, SelectedStep, Selection
 from ..plugin import failures
 from ..plugin.catalog import Catalog
 from ..stages.emit.evidence import Evidence
 from ..version import __version__
+from .candidates import candidates_document as candidates_document
+from .candidates import candidates_text as candidates_text
+from .candidates import untried_text as untried_text
 from .configured import config_document as config_document
 from .configured import config_text as config_text
 from .configured import files_document as files_document
@@ -44,46 +44,6 @@ def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]
              "basis": s.basis.value, "us": s.region_us,
              "baseline_us": s.baseline_us, "steps": [step_document(step) for step in s.steps],
              "fallbacks": [{"what": what, "why": why} for what, why in s.fallback_reasons]} for s in selections]
-
-
-def candidates_document(records: Iterable[TuningRecord]) -> list[dict[str, Any]]:
-    """What was evaluated per region, match and implementation: how many, how many passed, the fastest, the failures by class."""
-    groups: dict[tuple[str, str, str], list[TuningRecord]] = {}
-    for record in (r for r in records if r.step.origin is not Origin.FRAMEWORK):
-        groups.setdefault((record.signature, record.step.match_id, record.step.implementation), []).append(record)
-    found = []
-    for (signature, match_id, implementation), group in groups.items():
-        times = [r.measurement.us for r in group if r.usable and r.measurement]
-        failures = Counter(r.failure.value for r in group if r.failure)
-        found.append({"signature": signature, "match": match_id, "implementation": implementation, "evaluated": len(group),
-                      "passed": sum(1 for r in group if r.passed), "best_us": min(times) if times else None,
-                      "failures": dict(failures)})
-    return found
-
-
-def candidates_text(records: Iterable[TuningRecord]) -> str:
-    """The table behind candidates_document."""
-    rows = [(c["match"], c["implementation"], c["evaluated"], c["passed"], f"{c['best_us']:.2f}" if c["best_us"] else "-",
-             ", ".join(f"{n} {k}" for k, n in c["failures"].items())) for c in candidates_document(records)]
-    head = ("match", "implementation", "evaluated", "passed", "best us", "failures")
-    return table(rows, head) if rows else "no candidates were evaluated"
-
-
-def untried_text(tried: Iterable[Tried]) -> str:
-    """What was not tried and why: schedules per implementation and reason, then who refused matches, then whose plugin failed."""
-    schedules: dict[tuple[str, str], list[int]] = {}
-    refused: Counter[tuple[str, str]] = Counter()
-    for one in tried:
-        for reason, count in one.untried:
-            schedules.setdefault((one.implementation, reason), []).append(count)
-        if one.refused:
-            refused[one.implementation, "it refused them: " + one.refused] += 1
-        if one.broken:
-            refused[one.implementation, "its plugin failed: " + one.broken] += 1
-    lines = [f"  {name}: {sum(counts)} schedules of {len(counts)} matches: {reason}"
-             for (name, reason), counts in sorted(schedules.items())]
-    lines += [f"  {name}: {count} matches: {reason}" for (name, reason), count in sorted(refused.items())]
-    return "\n".join(lines) or "  everything in the space was tried"
 
 
 def failures_text(found: Iterable[Failure]) -> str:
@@ -119,8 +79,9 @@ def explain_text(
         parts.append("validated without their hardware, not measured: these kernels are provisional and are not launched on it before they "
                      "are measured there")
     parts += [text for text in ([states_text(graphs), prompts_text(graphs)] if graphs is not None else []) if text]
-    parts += [selection_text(s) for s in selections]
-    parts.append("candidates evaluated\n" + candidates_text(records))
+    chosen = tuple(selections)
+    parts += [selection_text(s) for s in chosen]
+    parts.append("candidates evaluated\n" + candidates_text(records, chosen))
     parts.append("not tried\n" + untried_text(found.tried))
     parts.append("failures recorded\n" + failures_text(found.failures))
     return "\n\n".join(parts)
