@@ -48,7 +48,7 @@ REDUCTION: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 ATTENTION: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("heads", {"heads": (2, 1), "head_dim": 128, "capacity": 160, "rope": "rms"}, {"path": "lanes", "lanes": (8, 16), "splits": (2, 4)}),
-    ("long", {"heads": (1, 1), "head_dim": 64, "capacity": 2048}, {"path": "lanes", "splits": (2, 4)}),
+    ("long", {"heads": (1, 1), "head_dim": 64, "capacity": 2048}, {"path": "lanes", "splits": (2, 4, 8)}),
 )
 EXPERTS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("gate", {"sizes": (6, 3, 41, 1032)}, {"warps": 4, "rows": 1, "unroll": 2, "turns": 2}),
