@@ -7,7 +7,7 @@
 # SECONDS is how long the command takes at least: it is not begun where less is left. Empty lines and lines from # on are passed over.
 # LIMIT: seconds from now on (570); commands that still run then are ended, and what they wrote stays. GPUS: their numbers (those that
 # nvidia-smi lists). In commands, $OUT is OUT and $COMMIT the commit that rows carry (default: git's).
-# Ours is built and installed into a folder of its own where Python does not find it; wheels of what else is missing may lie in .whl.
+# Called from the root of a checkout; see install_ours.sh.
 set -u
 [ $# -ge 2 ] && [ -f "$2" ] || { sed -n '2,11p' "$0" | cut -c3-; exit 2; }
 OUT=$(mkdir -p "$1" && cd "$1" && pwd) jobs=$2 limit=${3:-570}
@@ -18,13 +18,8 @@ GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | 
 said() { echo "[$SECONDS s] $*"; }
 left() { echo $((limit - SECONDS)); }
 
-if ! python3 -c "import agentcompile_core, agentcompile_templates_cuda_gemv" 2>/dev/null; then
-  site=$(mktemp -d)
-  python3 scripts/build_wheels.py --out "$site/dist" >"$site/log" 2>&1 || { tail -5 "$site/log"; exit 1; }
-  python3 -m pip install -q --no-index --no-deps --no-compile --target "$site/packages" "$site"/dist/*.whl $(ls .whl/*.whl 2>/dev/null) || exit 1
-  export PYTHONPATH=$site/packages${PYTHONPATH:+:$PYTHONPATH}
-  said "ours is installed"
-fi
+. benchmarks/install_ours.sh
+said "ours is installed"
 
 queue=$(mktemp -d)
 grep -vE '^[[:space:]]*(#|$)' "$jobs" >"$queue/jobs"

@@ -24,12 +24,7 @@ fi
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 . "$folder/install.sh" "$folder" || exit 1
 said "peers are unpacked"
-if ! python3 -c "import agentcompile_core, agentcompile_templates_cuda_gemv" 2>/dev/null; then
-  site=$(mktemp -d)
-  python3 scripts/build_wheels.py --out "$site/dist" >"$site/log" 2>&1 || { tail -5 "$site/log"; exit 1; }
-  python3 -m pip install -q --no-index --no-deps --no-compile --target "$site/packages" "$site"/dist/*.whl $(ls .whl/*.whl 2>/dev/null) || exit 1
-  export PYTHONPATH=$site/packages${PYTHONPATH:+:$PYTHONPATH}
-fi
+. benchmarks/install_ours.sh
 said "ours is installed"
 if [ -n "$TRY" ]; then
   python3 benchmarks/peer_check.py "${models[0]}" --peers "$TRY" --peer-path "$VL" || said "a peer failed: its rows will say so"
