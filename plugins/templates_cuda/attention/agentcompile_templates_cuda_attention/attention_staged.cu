@@ -9,7 +9,7 @@
 // one on an SM, and their loads and its own overlap. Wins where a split has many positions: thousands of them in all.
 //
 // Plan::holds_first: the first step of each warp waits in registers, besides those in the stages: one more in flight in as much shared
-// memory. Wins where a split has a round or two more than stages hold, which a step with few would wait for behind its q.
+// memory. Meant for splits with one round more than stages hold, which would wait behind q; not shown to win there yet, slower elsewhere.
 #include "tensor_steps.cuh"
 
 namespace {
