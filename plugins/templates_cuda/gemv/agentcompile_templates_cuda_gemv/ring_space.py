@@ -92,9 +92,17 @@ def problem(shape: Shape, schedule: Schedule, target: Target) -> str:
 def _column_choices(shape: Shape) -> tuple[int, ...]:
     """Columns per stage: whole rows where they are short, else slices; multiples of what a warp reads in one step."""
     step = WARP_SIZE * shape.vector
-    whole = ceil_div(shape.k, step) * step
-    slices = [columns for columns in (2 * step, 4 * step, 8 * step) if columns < whole]
-    return (*slices, whole) if whole <= 16 * step else tuple(slices)
+    whole = ceil_div(shape.k, step)
+    slices = sorted({_even(whole, steps) * step for steps in (2, 4, 8) if steps < whole})
+    return (*slices, whole * step) if whole <= 16 else tuple(slices)
+
+
+def _even(whole: int, most: int) -> int:
+    """Steps of one slice of at most ``most`` where slices of a row of ``whole`` steps fill their stages best: as many of them as there must
+    be, or one more."""
+    fewest = ceil_div(whole, most)
+    slices = min((fewest, fewest + 1), key=lambda count: count * ceil_div(whole, count))
+    return ceil_div(whole, slices)
 
 
 def _warp_choices(shape: Shape, target: Target) -> tuple[int, ...]:
