@@ -70,7 +70,7 @@ template <class Vector> struct Gemv {
     }
   }
 
-  __device__ __forceinline__ void finish(int row, int lane, const float (&sums)[streams], const float (&aux)[2]) const {
+  __device__ __forceinline__ void finish(int row, int lane, const float (&sums)[streams], const Aux& aux) const {
     const int output = row + lane;
     if (lane >= Plan::rows || output >= row_end) return;
     operands.out[output] = result_of(sums, aux, lane);
@@ -93,8 +93,7 @@ template <class Vector> struct Gemv {
     const auto before = before_norm<Vector, Plan::threads>(operands, vectors, threadIdx.x);
 
     ac::grid_dependency_wait();
-    float aux[2];
-    load_aux(operands, row, row_end, lane, aux);
+    Aux aux = load_aux(operands, row, row_end, lane);
     stage.run(operands.x, operands.norm_weight, operands.norm_bias, shared.row, vectors, padded, operands.norm_eps,
               shared.scratch, threadIdx.x, ac::BlockBarrier{}, before);
     write_normed<Vector, Plan::threads>(operands, shared.row, vectors, threadIdx.x);
@@ -110,7 +109,7 @@ template <class Vector> struct Gemv {
       if constexpr (Plan::warps_per_row > 1) combine(shared.partials, tile % 2, group, member, lane, sums);
       if (member == 0) finish(row, lane, sums, aux);
       row = next_tile_row;
-      load_aux(operands, row, row_end, lane, aux);
+      aux = load_aux(operands, row, row_end, lane);
     }
   }
 

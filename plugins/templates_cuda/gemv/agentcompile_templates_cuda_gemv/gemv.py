@@ -42,6 +42,7 @@ FOLDER = Path(__file__).parent
 MOST_RING_POINTS = 120
 MOST_DIRECT_POINTS = 80
 MOST_HELD_VECTORS = 4  # 16-byte vectors of x that a thread keeps in registers while it is normalized
+MOST_COPIED_VECTORS = 8  # as they are, that a thread has on their way at a time
 NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4}  # as ac::Norm in row.cuh
 POST_NORMS = ("rms", "rms_one_plus", "rms_once")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -98,7 +99,8 @@ class GemvFamily(TemplateFamily):
         """The kernel of one schedule; one launch, and a counter of tickets where rows are dealt."""
         shape = shape_of(match)
         ring = schedule["path"] == "ring"
-        plan = _ring_plan(shape, schedule) if ring else _direct_plan(shape, schedule, target)
+        normed = match.text("norm", "none") != "none" or match.operand("residual") is not None
+        plan = _ring_plan(shape, schedule, normed) if ring else _direct_plan(shape, schedule, target)
         element = match.need("weight").spec.dtype
         pdl = target.has(Feature.GRIDDEPCONTROL)
         constants = {
@@ -137,7 +139,7 @@ def _types(match: Match) -> dict[str, str]:
     return {name: c_type(operand.spec.dtype if (operand := match.operand(of)) is not None else element) for name, of in given.items()}
 
 
-def _ring_plan(shape: Shape, schedule: Schedule) -> dict[str, bool | int | float]:
+def _ring_plan(shape: Shape, schedule: Schedule, normed: bool) -> dict[str, bool | int | float]:
     consumers = schedule.integer("warps") * WARP_SIZE
     columns = schedule.integer("columns")
     return {
@@ -145,7 +147,7 @@ def _ring_plan(shape: Shape, schedule: Schedule) -> dict[str, bool | int | float
         **{name: schedule.integer(name) for name in ("warps", "blocks_per_sm", "rows", "columns", "stages", "in_flight")},
         "full_stages": shape.k % columns == 0,
         "static_groups": static_groups(schedule),
-        "held_vectors": _held_vectors(shape, consumers),
+        "held_vectors": _held_vectors(shape, consumers) if normed else _copied_vectors(shape, consumers),
     }
 
 
@@ -162,6 +164,12 @@ def _direct_plan(shape: Shape, schedule: Schedule, target: Target) -> dict[str, 
 
 def _held_vectors(shape: Shape, threads: int) -> int:
     return min(MOST_HELD_VECTORS, ceil_div(ceil_div(shape.k, shape.vector), threads))
+
+
+def _copied_vectors(shape: Shape, threads: int) -> int:
+    """As evenly as can be over the fewest turns."""
+    each = ceil_div(ceil_div(shape.k, shape.vector), threads)
+    return ceil_div(each, ceil_div(each, MOST_COPIED_VECTORS))
 
 
 def _aux_count(match: Match) -> int:

@@ -68,16 +68,23 @@ __device__ __forceinline__ RowRange rows_of_block(int n, int rows_each) {
   return RowRange{begin, count, begin + rows_each + (block < longer ? 1 : 0)};
 }
 
+// Auxiliary operands as they are stored until they are used: what converts them waits for them.
+struct Aux {
+  Plan::A0 first;
+  Plan::A1 second;
+};
+
 // Lane r < Plan::rows of a warp finishes row `row + r`, as far as row_end; these are its auxiliary operands.
-__device__ __forceinline__ void load_aux(const Operands& operands, int row, int row_end, int lane, float (&aux)[2]) {
+__device__ __forceinline__ Aux load_aux(const Operands& operands, int row, int row_end, int lane) {
   const int output = row + lane;
   const bool mine = lane < Plan::rows && output < row_end;
-  aux[0] = Plan::has_aux0 && mine ? ac::to_float(operands.aux0[output]) : 0.0f;
-  aux[1] = Plan::has_aux1 && mine ? ac::to_float(operands.aux1[output]) : 0.0f;
+  return Aux{Plan::has_aux0 && mine ? operands.aux0[output] : ac::from_float<Plan::A0>(0.0f),
+             Plan::has_aux1 && mine ? operands.aux1[output] : ac::from_float<Plan::A1>(0.0f)};
 }
 
 // What lane r < Plan::rows of a warp writes to row r of the warp, from sums that every lane has.
-__device__ __forceinline__ Plan::Out result_of(const float (&sums)[streams], const float (&aux)[2], int lane) {
+__device__ __forceinline__ Plan::Out result_of(const float (&sums)[streams], const Aux& given, int lane) {
+  const float aux[2] = {ac::to_float(given.first), ac::to_float(given.second)};
   float mine[Plan::pair];
 #pragma unroll
   for (int number = 0; number < streams; ++number) {

@@ -170,8 +170,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
   const auto before = before_norm<Vector, consumers>(operands, vectors, threadIdx.x);
 
   ac::grid_dependency_wait();
-  float aux[2];
-  if constexpr (!dealt) load_aux(operands, range.begin + warp * Plan::rows, range.end, lane, aux);
+  Aux aux = load_aux(operands, range.begin + warp * Plan::rows, dealt ? range.begin : range.end, lane);  // dealt rows are not known yet
   stage.run(operands.x, operands.norm_weight, operands.norm_bias, staged, vectors, vectors, operands.norm_eps, scratch,
             threadIdx.x, ConsumerBarrier{}, before);
   write_normed<Vector, consumers>(operands, staged, vectors, threadIdx.x);
@@ -183,7 +182,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
       const int group = group_of[current.slot];
       if (group == over) break;
       const int row = group * stage_rows + warp * Plan::rows;
-      load_aux(operands, row, operands.n, lane, aux);
+      aux = load_aux(operands, row, operands.n, lane);
       float sums[streams] = {};
       consume_group<true>(operands, ring, current, staged, row, operands.n, warp, lane, sums);
       sum_lanes(sums);
@@ -196,7 +195,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
       consume_group<false>(operands, ring, current, staged, row, range.end, warp, lane, sums);
       sum_lanes(sums);
       if (lane < Plan::rows && row + lane < range.end) operands.out[row + lane] = result_of(sums, aux, lane);
-      load_aux(operands, row + stage_rows, range.end, lane, aux);
+      aux = load_aux(operands, row + stage_rows, range.end, lane);
     }
   }
 }

@@ -2,7 +2,7 @@
 //
 // Block reductions take scratch in shared memory (one entry per warp) and a barrier functor, because in some kernels only
 // a part of the block takes part (a producer warp runs beside it). Every participating thread gets the result, and the
-// scratch may be reused right after the call.
+// scratch may be reused right after the call, where it does not say otherwise.
 #pragma once
 
 namespace ac {
@@ -31,8 +31,9 @@ struct BlockBarrier {
   __device__ __forceinline__ void operator()() const { __syncthreads(); }
 };
 
-// Sum over `Warps` whole warps, of which this thread's is number `warp`. `scratch`: Warps floats in shared memory.
-template <int Warps, class Barrier = BlockBarrier>
+// Sum over `Warps` whole warps, of which this thread's is number `warp`. `scratch`: Warps floats in shared memory. `Last`: another barrier
+// stands between this sum and whatever is written to the scratch next, so that none has to end it.
+template <int Warps, bool Last = false, class Barrier = BlockBarrier>
 __device__ __forceinline__ float block_sum(float value, float* scratch, int warp, int lane, Barrier barrier = {}) {
   value = warp_sum(value);
   if constexpr (Warps == 1) return value;
@@ -41,7 +42,7 @@ __device__ __forceinline__ float block_sum(float value, float* scratch, int warp
   float total = 0.0f;
 #pragma unroll
   for (int other = 0; other < Warps; ++other) total += scratch[other];
-  barrier();
+  if constexpr (!Last) barrier();
   return total;
 }
 

@@ -45,8 +45,8 @@ __device__ __forceinline__ float normalize(float x, RowStatistics row, float sca
 
 // Statistics of a row of `columns` elements spread over `Warps` warps. `each(f)` calls f(x) for every element that this
 // thread holds, and is called once (RMS) or twice (layer: the mean first, then squared deviations, since
-// mean(x^2) - mean^2 cancels where the mean is large). `scratch`: Warps floats in shared memory.
-template <int Kind, int Warps, class Each, class Barrier = BlockBarrier>
+// mean(x^2) - mean^2 cancels where the mean is large). `scratch`: Warps floats in shared memory. `Last`: see block_sum.
+template <int Kind, int Warps, bool Last = false, class Each, class Barrier = BlockBarrier>
 __device__ __forceinline__ RowStatistics row_statistics(Each each, int columns, float eps, float* scratch, int warp,
                                                         int lane, Barrier barrier = {}) {
   const float per_element = 1.0f / static_cast<float>(columns);
@@ -59,7 +59,7 @@ __device__ __forceinline__ RowStatistics row_statistics(Each each, int columns, 
   }
   float squares = 0.0f;
   each([&](float x) { squares = fmaf(x - row.mean, x - row.mean, squares); });
-  row.inverse = rsqrtf(block_sum<Warps>(squares, scratch, warp, lane, barrier) * per_element + eps);
+  row.inverse = rsqrtf(block_sum<Warps, Last>(squares, scratch, warp, lane, barrier) * per_element + eps);
   return row;
 }
 
@@ -139,7 +139,7 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct SumBefo
 //
 // `Vector` is Vec16<T> or Vec1<T>; a row has `vectors` of them. The first `Held` vectors of each thread stay in registers
 // between the passes, so for rows up to Held * Threads vectors x is read once and never re-read; the loops over the rest are
-// not unrolled, since they should rarely run. `prefetch` loads the norm's weights and may run before the grid dependency
+// not unrolled, since they should rarely run. Without a norm a row of any length has Held vectors of each thread on their way at a time. `prefetch` loads the norm's weights and may run before the grid dependency
 // wait; `run` reads x and must come after it.
 // x is of type X, which is T or float: its elements are normalized as they are. `Before`: what is done to the row first (SumBefore),
 // where X is T.
@@ -164,6 +164,41 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
   __device__ __forceinline__ void run(const X* x, const T* weight, const T* bias, T* staged, int vectors, int padded,
                                       float eps, float* scratch, int thread, Barrier barrier = {}, Before before = {}) {
     static_assert(is_plain || !Before::exists, "rows of T");
+    if constexpr (Kind == norm_none && is_plain && !Before::exists) {
+      copy(x, staged, vectors, thread);
+    } else {
+      change(x, weight, bias, staged, vectors, eps, scratch, thread, barrier, before);
+    }
+    if (vectors < padded) {
+#pragma unroll 1
+      for (int index = vectors + thread; index < padded; index += Threads) Vector::zero().store(staged + index * size);
+    }
+    barrier();
+  }
+
+ private:
+  // Of a row as it is, `Held` vectors of each thread are on their way at a time.
+  static __device__ __forceinline__ void copy(const X* x, T* staged, int vectors, int thread) {
+#pragma unroll 1
+    for (int first = thread; first < vectors; first += Held * Threads) {
+      Row row[Held];
+#pragma unroll
+      for (int held = 0; held < Held; ++held) {
+        const int index = first + held * Threads;
+        row[held] = index < vectors ? Row::load(x + index * size) : Row::zero();
+      }
+#pragma unroll
+      for (int held = 0; held < Held; ++held) {
+        const int index = first + held * Threads;
+        if (index < vectors) row[held].store(staged + index * size);
+      }
+    }
+  }
+
+  // Of a row that is normalized, summed or converted.
+  template <class Barrier, class Before>
+  __device__ __forceinline__ void change(const X* x, const T* weight, const T* bias, T* staged, int vectors, float eps, float* scratch,
+                                         int thread, Barrier barrier, Before before) {
     Row row[Held];
     if constexpr (Before::exists) before.load(vectors, thread);
 #pragma unroll
@@ -202,7 +237,7 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
         before.sum(again(index), before.scale_of(index, vectors), other, first, index).store(staged + index * size);
       }
     }
-    const RowStatistics statistics = row_statistics<Kind, Threads / warp_size>(
+    const RowStatistics statistics = row_statistics<Kind, Threads / warp_size, true>(
         each, vectors * size, eps, scratch, thread / warp_size, thread % warp_size, barrier);
 #pragma unroll
     for (int held = 0; held < Held; ++held) {
@@ -216,12 +251,8 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
         transform(again(index), statistics, 0).store(staged + index * size);
       }
     }
-#pragma unroll 1
-    for (int index = vectors + thread; index < padded; index += Threads) Vector::zero().store(staged + index * size);
-    barrier();
   }
 
- private:
   template <class Visit> static __device__ __forceinline__ void visit_vector(const Row& row, Visit visit) {
     float values[size];
     row.unpack(values);
@@ -256,13 +287,19 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
     } else {
       float values[size], scales[size], shifts[size];
       given.unpack(values);
-      scale[held].unpack(scales);
-      if constexpr (Kind == norm_layer) shift[held].unpack(shifts);
+      if constexpr (Kind == norm_rms) {
 #pragma unroll
-      for (int lane = 0; lane < size; ++lane) {
-        values[lane] = normalize<Kind, T>(values[lane], row, scales[lane], Kind == norm_layer ? shifts[lane] : 0.0f);
+        for (int lane = 0; lane < size; ++lane) values[lane] *= row.inverse;
+        return Vector::pack(values).times(scale[held]);
+      } else {
+        scale[held].unpack(scales);
+        if constexpr (Kind == norm_layer) shift[held].unpack(shifts);
+#pragma unroll
+        for (int lane = 0; lane < size; ++lane) {
+          values[lane] = normalize_unrounded<Kind, T>(values[lane], row, scales[lane], Kind == norm_layer ? shifts[lane] : 0.0f);
+        }
+        return Vector::pack(values);
       }
-      return Vector::pack(values);
     }
   }
 };
