@@ -46,18 +46,33 @@ struct Stream {
   // Copies one of `Head`'s matrices of the step that begins at `base`; rows that are not cached become zero.
   template <class Head, bool Settled, class Place>
   __device__ __forceinline__ void copy(Vector* to, const T* from, long long row, int base, const ac::Span& span, Place placed) const {
-    constexpr int vectors = step * Head::head_vectors;
+    constexpr int each = Head::head_vectors, at_once = ac::warp_size / each;  // rows
+    if constexpr (ac::warp_size % each == 0 && at_once <= step) {  // a lane has one vector of every row it copies: nothing but the row moves on
+      const int first = lane / each, vector = lane % each;
+      const T* source = from + (base + first) * row + vector * Vector::size;
 #pragma unroll
-    for (int first = 0; first < vectors; first += ac::warp_size) {
-      const int number = first + lane, position = number / Head::head_vectors, vector = number % Head::head_vectors;
-      if (vectors % ac::warp_size != 0 && number >= vectors) continue;
-      const bool wanted = span.is_cached(base + position);
-      const T* source = wanted ? from + (base + position) * row + vector * Vector::size : from;
-      if constexpr (Settled) {
-        ac::cp_async16_zero_fill_settled(to + placed(position, vector), source, wanted);
-      } else {
-        ac::cp_async16_zero_fill(to + placed(position, vector), source, wanted);
+      for (int turn = 0; turn < step / at_once; ++turn) {
+        const int position = first + turn * at_once;
+        copy16<Settled>(to + placed(position, vector), source, span.is_cached(base + position));
+        source += at_once * row;
       }
+    } else {
+      constexpr int vectors = step * each;
+#pragma unroll
+      for (int first = 0; first < vectors; first += ac::warp_size) {
+        const int number = first + lane, position = number / each, vector = number % each;
+        if (vectors % ac::warp_size != 0 && number >= vectors) continue;
+        copy16<Settled>(to + placed(position, vector), from + (base + position) * row + vector * Vector::size, span.is_cached(base + position));
+      }
+    }
+  }
+
+  // Nothing is read where nothing is wanted, wherever the source points.
+  template <bool Settled> static __device__ __forceinline__ void copy16(Vector* to, const T* source, bool wanted) {
+    if constexpr (Settled) {
+      ac::cp_async16_zero_fill_settled(to, source, wanted);
+    } else {
+      ac::cp_async16_zero_fill(to, source, wanted);
     }
   }
 

@@ -103,18 +103,18 @@ __device__ __forceinline__ void multiply(const KeyHead::Packed& query, const Key
   for (int u = 0; u < unroll; ++u) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      float products[2][4] = {};  // in turns: half as many wait for each other
 #pragma unroll
       for (int j = 0; j < KeyHead::vectors; ++j) {
 #pragma unroll
         for (int w = 0; w < 4; w += 2) {
           const unsigned int a[4] = {word(query[j], w), 0u, word(query[j], w + 1), 0u};
           const unsigned int b[2] = {word(keys[u][half][j], w), word(keys[u][half][j], w + 1)};
-          ac::mma_m16n8k16<T>(product, a, b);
+          ac::mma_m16n8k16<T>(products[w / 2], a, b);
         }
       }
-      scores[u][2 * half] = product[0];
-      scores[u][2 * half + 1] = product[1];
+      scores[u][2 * half] = products[0][0] + products[1][0];
+      scores[u][2 * half + 1] = products[0][1] + products[1][1];
     }
   }
 }

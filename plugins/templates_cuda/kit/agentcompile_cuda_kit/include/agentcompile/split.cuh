@@ -25,7 +25,7 @@ struct Span {
   int first;
   int active;
 
-  __device__ __forceinline__ bool is_cached(int index) const { return index < length && index != position; }
+  __device__ __forceinline__ bool is_cached(int index) const { return index < min(length, position); }
 };
 
 template <int Tile, int Chunk = 0>
