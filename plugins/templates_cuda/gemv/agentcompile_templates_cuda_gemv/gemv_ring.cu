@@ -75,13 +75,10 @@ __device__ __forceinline__ void produce(const Operands& operands, Ring ring, Row
   ac::grid_dependency_wait();
 }
 
-// The next group that nobody has: `first` is the first one that is dealt. Every block asks until it is told that there are no more, so
-// the count has come round to zero when the last one has asked. By all lanes of the producer.
-__device__ __forceinline__ int take(unsigned int* tickets, int first, int groups, int lane) {
-  unsigned int ticket = 0;
-  if (lane == 0) ticket = atomicInc(tickets, groups - first + gridDim.x - 1);
-  const int group = first + static_cast<int>(__shfl_sync(0xffffffffu, ticket, 0));
-  return group < groups ? group : over;
+// Asks for the next group that nobody has: lane 0 has its ticket when it uses it. Every block asks until it is told that there are no
+// more, so the count has come round to zero when the last one has asked. By all lanes of the producer.
+__device__ __forceinline__ unsigned int ask(unsigned int* tickets, int dealt_groups, int lane) {
+  return lane == 0 ? atomicInc(tickets, dealt_groups + gridDim.x - 1) : 0u;
 }
 
 // As `produce`, of dealt rows; `group_of` tells the consumers which group a slot holds.
@@ -90,11 +87,11 @@ __device__ __forceinline__ void produce_dealt(const Operands& operands, Ring rin
   Ring::Position lagging;
   int issued = 0;
   const int groups = (operands.n + stage_rows - 1) / stage_rows;
-  const int first = gridDim.x * Plan::static_groups;
+  const int first = gridDim.x * Plan::static_groups;  // that is dealt
   int group = blockIdx.x * Plan::static_groups;
   for (int number = 1; group != over; ++number) {
-    int following = group + 1;
-    if (number > Plan::static_groups) following = take(tickets, first, groups, lane);  // it is there when this one is issued
+    unsigned int ticket = 0;
+    if (number > Plan::static_groups) ticket = ask(tickets, groups - first, lane);  // is under way while this group is issued
     const int row = group * stage_rows;
     const int count = min(stage_rows, operands.n - row);
     for (int column = 0; column < operands.k; column += Plan::columns) {
@@ -105,11 +102,16 @@ __device__ __forceinline__ void produce_dealt(const Operands& operands, Ring rin
       next.advance();
       ++issued;
     }
+    if (number < Plan::static_groups) {
+      ++group;
+      continue;
+    }
     if (number == Plan::static_groups) {
       ac::grid_dependency_wait();
-      following = take(tickets, first, groups, lane);
+      ticket = ask(tickets, groups - first, lane);
     }
-    group = following;
+    const int given = first + static_cast<int>(__shfl_sync(0xffffffffu, ticket, 0));
+    group = given < groups ? given : over;
   }
   ring.acquire<Plan::in_flight>(next, lagging, issued);
   if (lane == 0) {

@@ -42,7 +42,9 @@ __device__ __forceinline__ float block_sum(float value, float* scratch, int warp
   float total = 0.0f;
 #pragma unroll
   for (int other = 0; other < Warps; ++other) total += scratch[other];
-  if constexpr (!Last) barrier();
+  if constexpr (!Last) {
+    barrier();
+  }
   return total;
 }
 
