@@ -99,10 +99,10 @@ def _column_choices(shape: Shape) -> tuple[int, ...]:
 
 def _even(whole: int, most: int) -> int:
     """Steps of one slice of at most ``most`` where slices of a row of ``whole`` steps fill their stages best: as many of them as there must
-    be, or one more."""
+    be, or one more, which are longer than half of ``most``, since short copies cost their producer as much as long ones."""
     fewest = ceil_div(whole, most)
-    slices = min((fewest, fewest + 1), key=lambda count: count * ceil_div(whole, count))
-    return ceil_div(whole, slices)
+    lengths = [ceil_div(whole, fewest), *(length for length in (ceil_div(whole, fewest + 1),) if length > most // 2)]
+    return min(lengths, key=lambda length: length * ceil_div(whole, length))
 
 
 def _warp_choices(shape: Shape, target: Target) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
 
-from agentcompile_core.plugin_api import DType, Feature, StepSource, Target
+from agentcompile_core.plugin_api import DType, Feature, Match, StepSource, Target
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match
@@ -112,6 +113,33 @@ def test_direct_path_asks_for_its_weights_before_the_dependency_wait(tmp_path: P
     assert before.count(weights) == DIRECT.integer("rows") * DIRECT.integer("unroll")
     assert before.index("griddepcontrol.launch_dependents") < before.index(weights)
     assert weights in after
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("match", [
+    linear_match(2048, 1536, dtype=DType.BF16, norm="rms"), linear_match(2048, 1536, dtype=DType.BF16, norm="layer", norm_bias=True),
+    linear_match(2048, 1536, dtype=DType.BF16, norm="rms_one_plus", pair=2, epilogue=SILU_GATE),
+], ids=["rms", "layer", "rms_one_plus_gate"])
+def test_bfloat16_is_rounded_in_pairs(match: Match, tmp_path: Path) -> None:
+    """One by one it is an instruction of a quarter of the rate: a microsecond of a layer was spent on it in front of two products."""
+    for schedule in (ring_schedule(rows=1, columns=768, stages=4, in_flight=2, blocks_per_sm=2), DIRECT):
+        text, _ = _compile(FAMILY.lower(match, schedule, preset("h200")), "sm_90", tmp_path, ptx=True)
+        assert b"cvt.rn.bf16x2.f32" in text and b"cvt.rn.bf16.f32" not in text
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("k", "warps"), [(8960, 6), (14336, 8), (6144, 8), (2048, 8), (20480, 4)])
+def test_a_row_without_a_norm_is_asked_for_at_once_and_nothing_is_waited_for_before_it(k: int, warps: int, tmp_path: Path) -> None:
+    match = linear_match(1536, k, aux=1, epilogue=ADD_AUX)
+    schedule = ring_schedule(rows=1, columns=1024, stages=2, in_flight=2, blocks_per_sm=1, warps=warps)
+    text, _ = _compile(FAMILY.lower(match, schedule, preset("h200")), "sm_90", tmp_path, ptx=True)
+    consumers = max(text.decode().split("griddepcontrol.wait;"), key=lambda part: part.count("ld.shared"))
+    staging = consumers[:consumers.index("bar.sync")]
+    vectors = math.ceil(k / 8 / (32 * warps))
+    turns = math.ceil(vectors / 8)
+    assert staging.count("ld.global.v4") == staging.count("st.shared.v4") == math.ceil(vectors / turns)
+    assert staging.rindex("ld.global.v4") < staging.index("st.shared.v4")
+    assert "cvt.f32.f16" not in staging, "what the epilogue adds is converted where it is used"
 
 
 @pytest.mark.parametrize(("name", "match", "schedule"), [("plan_direct.cuh", DOWN, DIRECT), ("plan_ring.cuh", GATE, RING)])

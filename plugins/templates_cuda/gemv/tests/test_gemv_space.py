@@ -10,6 +10,8 @@ import pytest
 from agentcompile_cuda_kit.targets import PRESETS, preset
 from agentcompile_templates_cuda_gemv import GemvFamily
 from attrs import evolve
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from agentcompile_core.plugin_api import DType, Expression, Feature, Match, Schedule, check_source
 
@@ -138,6 +140,31 @@ def test_dealt_rows_fill_the_ring_first_and_leave_enough_to_deal(match: Match) -
         assert first * slices >= point.integer("stages") and source.launches[0].grid[0] * first <= 0.85 * groups
         assert [(w.name, w.nbytes, w.zeroed) for w in source.workspaces] == [("tickets", 4, True)]
         assert Schedule({name: value for name, value in point.items if name != "static_groups"}) in space, "beside the same one, not dealt"
+
+
+@given(k=st.integers(32, 4096).map(lambda vectors: 8 * vectors))
+@example(k=8960)
+@example(k=1536)
+@example(k=9216)
+def test_slices_of_a_row_are_even(k: int) -> None:
+    step = 256  # columns that a warp reads at once
+    whole = -(-k // step)
+    choices = {point["columns"] for point in FAMILY.space(linear_match(2048, k), preset("h200")).points if point["path"] == "ring"}
+    allowed = {min(steps, whole) for steps in range(2, 9)} | ({whole} if whole <= 16 else set())
+    assert {columns // step for columns in choices} <= allowed and all(columns % step == 0 for columns in choices)
+    for columns in choices:
+        slices = -(-k // columns)
+        if slices > 1:  # no more room than slices of as many columns as powers of two need for as many stages
+            power = next(steps for steps in (2, 4, 8) if columns // step <= steps)
+            assert slices * columns <= -(-whole // power) * power * step
+
+
+def test_slices_of_known_rows() -> None:
+    def longest(k: int) -> int:
+        return max(columns for point in FAMILY.space(linear_match(1536, k), preset("h200")).points
+                   if point["path"] == "ring" and (columns := point.integer("columns")) < k)
+
+    assert [longest(k) for k in (8960, 1536, 2304, 2560, 3072, 9216, 6144)] == [1792, 768, 1280, 1280, 1536, 1536, 2048]
 
 
 def test_short_matrices_have_nothing_to_deal() -> None:
