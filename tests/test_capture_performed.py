@@ -1,6 +1,6 @@
 """A graph that does anything else than its model is found by what it calls."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from attrs import evolve
@@ -21,19 +21,23 @@ from agentcompile_core.stages.capture.states import Held
 
 MODEL = tiny("qwen3", {**SIZES, "num_hidden_layers": 4})
 KV = kv_spec(MODEL, WORKLOAD)
-GRAPH = import_program(export_decode(MODEL, KV), "decode", GraphKind.DECODE)
-CALLS = calls_of_decode(MODEL, KV)
+
+
+@cache
+def exported() -> tuple[Graph, Any]:
+    """The graph and what its model calls; not while tests are collected, which every process of a run does."""
+    return import_program(export_decode(MODEL, KV), "decode", GraphKind.DECODE), calls_of_decode(MODEL, KV)
 
 
 def alike(graph: Graph) -> bool:
     try:
-        return said_alike(calls_of_graph(partial(perform, graph.verify()), MODEL, KV, 0, Held()), CALLS)
+        return said_alike(calls_of_graph(partial(perform, graph.verify()), MODEL, KV, 0, Held()), exported()[1])
     except (Unlike, VerificationError, RuntimeError, TypeError, IndexError, ValueError):
         return False
 
 
 def test_exported_graph_calls_what_its_model_calls() -> None:
-    assert alike(GRAPH)
+    assert alike(exported()[0])
 
 
 def others(graph: Graph, node: Node, name: str) -> list[str]:
@@ -62,40 +66,46 @@ def changes(graph: Graph, node: Node, at: int) -> list[Any]:
     return [given[::-1]] if isinstance(given, tuple) and given != given[::-1] else []
 
 
-PLACES = [(index, at) for index, node in enumerate(GRAPH.nodes) for at in range(len(node.args)) if changes(GRAPH, node, at)]
+@cache
+def places() -> list[tuple[int, int]]:
+    graph = exported()[0]
+    return [(index, at) for index, node in enumerate(graph.nodes) for at in range(len(node.args)) if changes(graph, node, at)]
 
 
 @settings(max_examples=80, derandomize=True, database=None, deadline=None)
 @given(st.data())
 def test_any_other_argument_of_any_node_is_found(data: st.DataObject) -> None:
-    index, at = data.draw(st.sampled_from(PLACES))
-    node = GRAPH.nodes[index]
-    other = data.draw(st.sampled_from(changes(GRAPH, node, at)))
+    graph, _ = exported()
+    index, at = data.draw(st.sampled_from(places()))
+    node = graph.nodes[index]
+    other = data.draw(st.sampled_from(changes(graph, node, at)))
     # What is written moves along with the argument that says it.
     given = node.args[at]
     names = {given.value: other.value} if isinstance(given, Ref) and isinstance(other, Ref) else {}
     changed = evolve(node, args=(*node.args[:at], other, *node.args[at + 1 :]), mutates=tuple(names.get(n, n) for n in node.mutates))
-    assert not alike(evolve(GRAPH, nodes=(*GRAPH.nodes[:index], changed, *GRAPH.nodes[index + 1 :])))
+    assert not alike(evolve(graph, nodes=(*graph.nodes[:index], changed, *graph.nodes[index + 1 :])))
 
 
 @settings(max_examples=30, derandomize=True, database=None, deadline=None)
-@given(st.integers(0, len(GRAPH.nodes) - 2))
+@given(st.deferred(lambda: st.integers(0, len(exported()[0].nodes) - 2)))
 def test_any_other_order_of_effects_and_any_other_description_is_found(index: int) -> None:
-    one, behind = GRAPH.nodes[index], GRAPH.nodes[index + 1]
+    graph, _ = exported()
+    one, behind = graph.nodes[index], graph.nodes[index + 1]
     if not set(one.outputs) & set(behind.inputs):
-        assert not alike(evolve(GRAPH, nodes=(*GRAPH.nodes[:index], behind, one, *GRAPH.nodes[index + 2 :])))
+        assert not alike(evolve(graph, nodes=(*graph.nodes[:index], behind, one, *graph.nodes[index + 2 :])))
     for changed in (evolve(one, mutates=(*one.mutates, "kv.key.0")), evolve(one, outputs=())):
-        assert not alike(evolve(GRAPH, nodes=(*GRAPH.nodes[:index], changed, *GRAPH.nodes[index + 1 :])))
+        assert not alike(evolve(graph, nodes=(*graph.nodes[:index], changed, *graph.nodes[index + 1 :])))
     if one.outputs:
-        spec = evolve(GRAPH.spec(one.outputs[0]), shape=(*GRAPH.spec(one.outputs[0]).shape, 2))
-        values = tuple(evolve(value, spec=spec) if value.name == one.outputs[0] else value for value in GRAPH.values)
-        assert not alike(evolve(GRAPH, values=values))
+        spec = evolve(graph.spec(one.outputs[0]), shape=(*graph.spec(one.outputs[0]).shape, 2))
+        values = tuple(evolve(value, spec=spec) if value.name == one.outputs[0] else value for value in graph.values)
+        assert not alike(evolve(graph, values=values))
 
 
 def test_other_results_are_found() -> None:
-    assert not alike(evolve(GRAPH, outputs=GRAPH.outputs[::-1])) and not alike(evolve(GRAPH, outputs=GRAPH.outputs[:1]))
+    graph, _ = exported()
+    assert not alike(evolve(graph, outputs=graph.outputs[::-1])) and not alike(evolve(graph, outputs=graph.outputs[:1]))
 
 
 def test_what_one_trace_says_is_asked_once() -> None:
     model = Deep(MODEL, Tracing.PLAIN, Held())
-    assert model.calls(KV, 4) is model.calls(KV, 4) and model.calls(KV, 0) == CALLS
+    assert model.calls(KV, 4) is model.calls(KV, 4) and model.calls(KV, 0) == exported()[1]

@@ -1,5 +1,7 @@
 """Models that magnify roundings are served, and mistakes in their graphs are seen as well as in those of usual ones."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,7 @@ from graph_mutants import mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import agentcompile_core as ac
 from agentcompile_core.ir.graph import DType, GraphSet
@@ -92,6 +95,33 @@ def test_the_same_bits_are_not_judged_twice_and_other_ones_are(model_type: str, 
     assert difference(wrong, loaded, Agreed(before=first.now))
 
 
+@contextmanager
+def modules_run_once() -> Iterator[None]:
+    """What a module says of the same tokens is kept, and so is its copy in float32: within, modules stay as they are."""
+    kept: list[tuple[Any, ...]] = []
+
+    def asked(trials: Any) -> list[Any]:
+        return [(one.tokens.tolist(), one.first, one.second, one.steps, one.at_once, one.offset) for one in trials]
+
+    def once(made: Callable[..., Any]) -> Callable[..., Any]:
+        def found(module: nn.Module, *given: Any) -> Any:
+            if _get_current_dispatch_mode_stack():  # in other types than its own
+                return made(module, *given)
+            tokens = asked(given[0] if given and isinstance(given[0], list) else given)
+            for of, one, known, said in kept:
+                if of is made and one is module and known == tokens:
+                    return said
+            kept.append((made, module, tokens, made(module, *given)))
+            return kept[-1][-1]
+
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("reference", "prompt_rows", "_widened"):
+            patch.setattr(comparison, name, once(getattr(comparison, name)))
+        yield
+
+
 def test_a_widened_copy_is_compared_once_and_again_for_other_weights_or_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs, loaded = captured("llama", torch.bfloat16)
     widened, seen = comparison._widened, list[object]()
@@ -100,8 +130,9 @@ def test_a_widened_copy_is_compared_once_and_again_for_other_weights_or_graphs(m
     assert difference(graphs, loaded, first) == "" and len(seen) == 1 and first.now
     again = Agreed(before=first.now)
     assert difference(graphs, loaded, again) == "" and len(seen) == 1 and again.now == first.now
-    served = [made for made in mistakes("llama", torch.bfloat16).values() if not difference(made, loaded, Agreed(before=first.now))]
-    assert len(served) < len(mistakes("llama", torch.bfloat16)) and not any(difference(made, loaded) for made in served)
+    with modules_run_once():
+        served = [made for made in mistakes("llama", torch.bfloat16).values() if not difference(made, loaded, Agreed(before=first.now))]
+        assert len(served) < len(mistakes("llama", torch.bfloat16)) and not any(difference(made, loaded) for made in served)
     parameter = [parameter for parameter in loaded.module.parameters() if parameter.dim() > 1][-1]
     kept, other = parameter.detach().clone(), Agreed(before=first.now)
     try:

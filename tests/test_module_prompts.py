@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,21 @@ def composite() -> Iterator[Any]:
         sys.path[:] = before
 
 
+class Compiled(dict[str, tuple[Any, Any]]):
+    """By type HuggingFace's own model and the compiled one, over weights of their own; made when they are asked for."""
+
+    def __init__(self, composite: Any) -> None:
+        super().__init__()
+        self._tiny = composite.tiny
+
+    def __missing__(self, name: str) -> tuple[Any, Any]:
+        self[name] = self._tiny(name), made(self._tiny(name))
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def compiled(composite: Any) -> dict[str, tuple[Any, Any]]:
-    """By type HuggingFace's own model and the compiled one, over weights of their own."""
-    return {name: (composite.tiny(name), made(composite.tiny(name))) for name in TYPES}
+def compiled(composite: Any) -> Compiled:
+    return Compiled(composite)
 
 
 def made(model: Any, context: int = 96) -> Any:
@@ -178,16 +190,21 @@ def test_what_a_streamer_raises_comes_through(composite: Any, compiled: Any) -> 
     assert torch.equal(found, generated(original, 0, **composite.image_prompt(original), max_new_tokens=5)[0]), "it serves on"
 
 
-def llama() -> Any:
-    torch.manual_seed(1)
-    return transformers.LlamaForCausalLM(CONFIG).eval().requires_grad_(False)
+@cache
+def llama() -> tuple[Any, Any]:
+    """Not while tests are collected, which every process of a run does."""
+    def drawn() -> Any:
+        torch.manual_seed(1)
+        return transformers.LlamaForCausalLM(CONFIG).eval().requires_grad_(False)
+
+    return drawn(), made(drawn(), CONFIG.max_position_embeddings)
 
 
 @settings(max_examples=15, deadline=None)
 @given(ids=st.lists(st.integers(0, CONFIG.vocab_size - 1).filter(lambda token: token != CONFIG.pad_token_id), min_size=2, max_size=9),
        start=st.integers(0, 2), step=st.integers(1, 2))
 def test_positions_of_the_callers_are_those_of_steps_or_the_model_runs_alone(ids: list[int], start: int, step: int) -> None:
-    original, mine = LLAMA
+    original, mine = llama()
     places = torch.arange(start, start + step * len(ids), step)[None]
     asked = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64), "position_ids": places,
              "max_new_tokens": 4, "eos_token_id": None}
@@ -251,6 +268,3 @@ def test_a_folder_of_a_model_with_images_is_opened(composite: Any, tmp_path: Pat
     mine.save(tmp_path / "bundle")
     again = ac.load(tmp_path / "bundle", composite.tiny("mistral3"), device="cpu", run_on="framework", store=Store(None))
     assert torch.equal(generated(again, 0, **asked)[0], found)
-
-
-LLAMA = (llama(), made(llama(), CONFIG.max_position_embeddings))

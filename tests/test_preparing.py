@@ -1,5 +1,7 @@
 """Chunks for which there is no memory are left out where smaller ones do their work; what a prompt gives stays the same."""
 
+from functools import cache
+
 import pytest
 import torch
 from attrs import evolve
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentcompile_core as ac
+from agentcompile_core.ir.graph import GraphSet
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.program import framework_program
@@ -18,13 +21,19 @@ from agentcompile_core.store import Store
 
 SMALLEST, SECOND, THIRD = 4, 8, 16
 MODEL = tiny("llama", SIZES)
-GRAPHS = capture_language_model(MODEL, "llama", evolve(WORKLOAD, prefill_chunks=(SMALLEST, SECOND, THIRD)))
+
+
+@cache
+def graphs() -> GraphSet:
+    """Not while tests are collected, which every process of a run does."""
+    return capture_language_model(MODEL, "llama", evolve(WORKLOAD, prefill_chunks=(SMALLEST, SECOND, THIRD)))
 
 
 def session(short: set[str]) -> Session:
     """A session in which capturing the programs of these names finds no memory."""
-    made = Session(GRAPHS, {g.name: framework_program(g) for g in GRAPHS.graphs}, WeightStore(MODEL, "cpu"), Executables(device="cpu"),
-                   kv_state=PlainKVCache().allocate(GRAPHS.kv, "cpu"), decode=PythonLoop())
+    programs = {g.name: framework_program(g) for g in graphs().graphs}
+    made = Session(graphs(), programs, WeightStore(MODEL, "cpu"), Executables(device="cpu"),
+                   kv_state=PlainKVCache().allocate(graphs().kv, "cpu"), decode=PythonLoop())
     step = made.step
 
     def scarce(name: str) -> object:
