@@ -36,11 +36,14 @@ LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 
 # 0.9 % of the step; through memory alone at 2,048, 5.9 us where the one for long caches takes 6.5. They come behind the first two, those
 # of the largest clusters before them.
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
-    "message": ({"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
+    "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+                {"path": "staged", "warps": 6, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+                {"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
 TURNS = 3  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
-STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))  # warps and stages
+# Warps and stages. Whole rounds of all splits are what a length costs (H200: 0.7 to 1.0 us for one that a single block has): 8 splits of
+# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 16 of 6 at 1,536.
+STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (6, 2))
 MIXED, NARROW_MIXED = ((4, 2), (4, 1)), ((8, 2), (8, 1))  # the same, with a round in registers besides
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
