@@ -149,9 +149,9 @@ def _enumerate(shape: Shape, target: Target) -> Iterator[Schedule]:
 
 
 def ring_schedule(*, rows: int, columns: int, stages: int, in_flight: int, blocks_per_sm: int, warps: int = WARPS,
-                  specialize_k: bool = True, path: str = "ring") -> Schedule:
+                  specialize_k: bool = True) -> Schedule:
     """One ring schedule; the parameters of the direct path are 0."""
-    return Schedule({"path": path, "warps": warps, "rows": rows, "columns": columns, "stages": stages,
+    return Schedule({"path": "ring", "warps": warps, "rows": rows, "columns": columns, "stages": stages,
                      "in_flight": in_flight, "blocks_per_sm": blocks_per_sm, "unroll": 0, "warps_per_row": 1,
                      "specialize_k": specialize_k})
 
