@@ -50,6 +50,8 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("ring_dealt_gate", "gemv", _gated(n=500, k=520, norm="rms", dtype=DType.BF16), {**SLICE, "path": "ring", "static_groups": (1, 2, 3)}),
     ("ring_nine_warps", "gemv", _linear(n=72, k=1104, norm="rms", dtype=DType.BF16),
      {**SLICE, "path": "ring", "warps": 9, "rows": 1, "columns": 512, "stages": (2, 3)}),
+    ("ring_tensor", "gemv", _linear(n=300, k=1800, residual=True), {**SLICE, "path": "tensor", "rows": 1}),
+    ("ring_tensor_gate", "gemv", _gated(n=72, k=1104, norm="rms", dtype=DType.BF16), {**SLICE, "path": "tensor"}),
     ("gemv_normed_for_others", "gemv", lambda: made.shared_norm_case(n=(24, 40), k=520, norm="layer", bias=True, dtype=DType.BF16),
      {"path": "direct", "warps_per_row": 1}),
     ("gemv_sum_in_front", "gemv", lambda: made.summed_case(n=36, k=2056, post="rms", norm="rms"), {"path": "direct", "warps_per_row": 4}),

@@ -43,6 +43,7 @@ MOST_RING_POINTS = 120
 MOST_DIRECT_POINTS = 80
 MOST_HELD_VECTORS = 4  # 16-byte vectors of x that a thread keeps in registers while it is normalized
 MOST_COPIED_VECTORS = 8  # as they are, that a thread has on their way at a time
+TEMPLATES = {"direct": "gemv.cu", "ring": "gemv_ring.cu", "tensor": "gemv_tensor.cu"}  # by path
 NORMS = {"none": 0, "rms": 1, "rms_one_plus": 2, "layer": 3, "rms_once": 4}  # as ac::Norm in row.cuh
 POST_NORMS = ("rms", "rms_one_plus", "rms_once")
 DTYPES = (DType.F16, DType.BF16, DType.F32)
@@ -54,8 +55,9 @@ PARAMETER_NAMES = ("path", "warps", "rows", "columns", "stages", "in_flight", "u
 class GemvFamily(TemplateFamily):
     """Generated matrix-vector kernels for ``linear`` matches of one token.
 
-    Two templates: ``gemv.cu`` (``path=direct``, weights through registers, every architecture) and ``gemv_ring.cu``
-    (``path=ring``, weights through bulk copies, sm_90 and later). Operands and argument order: see the kernels.
+    Three templates: ``gemv.cu`` (``path=direct``, weights through registers, every architecture), ``gemv_ring.cu`` (``path=ring``, weights
+    through bulk copies, sm_90 and later) and ``gemv_tensor.cu`` (``path=tensor``, the same by tensor cores, fp16 and bf16). Operands and
+    argument order: see the kernels.
     """
 
     name = "gemv"
@@ -89,8 +91,8 @@ class GemvFamily(TemplateFamily):
     def needs(self, match: Match, schedule: Schedule, target: Target) -> Needs:
         """Of the direct path registers and shared memory, of the ring shared memory."""
         shape, threads = shape_of(match), schedule.integer("warps") * WARP_SIZE
-        if schedule["path"] == "ring":
-            shared_bytes = ring_shared_bytes(shape, schedule) + ring_space.STATIC_SHARED_BYTES
+        if schedule["path"] in ring_space.PATHS:
+            shared_bytes = ring_shared_bytes(shape, schedule) + ring_space.static_shared_bytes(shape, schedule)
             return block_needs(target, threads=threads + WARP_SIZE, shared_bytes=shared_bytes)
         return block_needs(target, threads=threads, registers=direct_space.registers(shape, schedule),
                            shared_bytes=direct_shared_bytes(shape, schedule) + direct_space.STATIC_SHARED_BYTES)
@@ -98,7 +100,7 @@ class GemvFamily(TemplateFamily):
     def lower(self, match: Match, schedule: Schedule, target: Target) -> StepSource:
         """The kernel of one schedule; one launch, and a counter of tickets where rows are dealt."""
         shape = shape_of(match)
-        ring = schedule["path"] == "ring"
+        ring = schedule["path"] in ring_space.PATHS
         normed = match.text("norm", "none") != "none" or match.operand("residual") is not None
         plan = _ring_plan(shape, schedule, normed) if ring else _direct_plan(shape, schedule, target)
         element = match.need("weight").spec.dtype
@@ -121,7 +123,7 @@ class GemvFamily(TemplateFamily):
         )
         features = [Feature.GRIDDEPCONTROL] * pdl + [Feature.BULK_COPY, Feature.MBARRIER] * ring
         return make_source(
-            FOLDER / ("gemv_ring.cu" if ring else "gemv.cu"),
+            FOLDER / TEMPLATES[str(schedule["path"])],
             plan={"T": c_type(element), **_types(match), "Out": c_type(match.need("out").spec.dtype), **constants},
             launches=(launch,),
             epilogue=epilogue_struct(match.epilogue, shape.pair, _aux_count(match)),

@@ -74,12 +74,15 @@ struct Aux {
   Plan::A1 second;
 };
 
-// Lane r < Plan::rows of a warp finishes row `row + r`, as far as row_end; these are its auxiliary operands.
-__device__ __forceinline__ Aux load_aux(const Operands& operands, int row, int row_end, int lane) {
-  const int output = row + lane;
-  const bool mine = lane < Plan::rows && output < row_end;
+// Those of one row; zeros where it is not this lane's.
+__device__ __forceinline__ Aux aux_of(const Operands& operands, int output, bool mine) {
   return Aux{Plan::has_aux0 && mine ? operands.aux0[output] : ac::from_float<Plan::A0>(0.0f),
              Plan::has_aux1 && mine ? operands.aux1[output] : ac::from_float<Plan::A1>(0.0f)};
+}
+
+// Lane r < Plan::rows of a warp finishes row `row + r`, as far as row_end; these are its auxiliary operands.
+__device__ __forceinline__ Aux load_aux(const Operands& operands, int row, int row_end, int lane) {
+  return aux_of(operands, row + lane, lane < Plan::rows && row + lane < row_end);
 }
 
 // What lane r < Plan::rows of a warp writes to row r of the warp, from sums that every lane has.
@@ -94,12 +97,12 @@ __device__ __forceinline__ Plan::Out result_of(const float (&sums)[streams], con
 }
 
 // Thread `thread` of `Threads`, behind the barrier that published the `vectors` of `staged`.
-template <class Vector, int Threads>
+template <class Vector, int Threads, class Laid = ac::Straight>
 __device__ __forceinline__ void write_normed(const Operands& operands, const Element* staged, int vectors, int thread) {
   if constexpr (Plan::has_norm_out) {
     if (blockIdx.x != 0) return;
     for (int index = thread; index < vectors; index += Threads) {
-      Vector::load(staged + index * Vector::size).store(operands.norm_out + index * Vector::size);
+      Laid::laid(Vector::load(staged + index * Vector::size)).store(operands.norm_out + index * Vector::size);
     }
   }
 }

@@ -1,4 +1,4 @@
-"""Schedules of gemv_ring.cu: ring size, stage shape and the cap on what is in flight."""
+"""Schedules of gemv_ring.cu and gemv_tensor.cu: ring size, stage shape and the cap on what is in flight."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ STATIC_GROUPS = "static_groups"
 MOST_DEALT = 4  # schedules of a match that are offered with dealt rows too
 LEAST_DEALT = 0.15  # of a matrix's groups of rows: less evens nothing out
 STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, rounded up
+PATHS = ("ring", "tensor")  # by FMA, by tensor cores
+TENSOR_ROWS = 8  # of an instruction
+TENSOR_BYTES = 2  # of an element
+MOST_FMA, MOST_TENSOR = 90, 30
+EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores right behind themselves; those of others come last
 
 
 def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
@@ -37,7 +42,17 @@ def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     others = [schedule for schedule in ranked if schedule not in leading]
     dealt = [point for schedule in ranked[:MOST_DEALT] for point in _dealt(shape, schedule, target)]
     turns = (point for pair in zip_longest(dealt, others) for point in pair if point is not None)
-    return (*leading, *turns)
+    return _with_tensor(shape, target, [*leading, *turns])
+
+
+def _with_tensor(shape: Shape, target: Target, points: list[Schedule]) -> tuple[Schedule, ...]:
+    """The same schedules for tensor cores besides, where they take the type."""
+    if shape.element_bytes != TENSOR_BYTES:
+        return tuple(points)
+    tensor = [Schedule({**dict(point.items), "path": "tensor"}) for point in points[:MOST_TENSOR]]
+    legal = [point for point in tensor if not problem(shape, point, target)]
+    first = [point for point in legal[:EARLY_TENSOR] if points]
+    return (*points[:2], *first, *points[2:MOST_FMA], *(point for point in legal if point not in first))
 
 
 def static_groups(schedule: Schedule) -> int:
@@ -73,9 +88,18 @@ def ring_shared_bytes(shape: Shape, schedule: Schedule) -> int:
     return schedule.integer("stages") * stage_bytes(shape, schedule) + shape.k * shape.element_bytes
 
 
+def static_shared_bytes(shape: Shape, schedule: Schedule) -> int:
+    """Static shared memory of a block, rounded up: with tensor cores, of two groups the sums of all rows by each warp."""
+    if schedule["path"] != "tensor":
+        return STATIC_SHARED_BYTES
+    warps = schedule.integer("warps")
+    rows = ceil_div(warps * schedule.integer("rows"), TENSOR_ROWS) * TENSOR_ROWS * shape.pair
+    return STATIC_SHARED_BYTES + 2 * warps * rows * 4
+
+
 def problem(shape: Shape, schedule: Schedule, target: Target) -> str:
     """Why the blocks that should share an SM do not fit on it, or leave too much of it; empty: it is legal."""
-    shared = ring_shared_bytes(shape, schedule) + STATIC_SHARED_BYTES
+    shared = ring_shared_bytes(shape, schedule) + static_shared_bytes(shape, schedule)
     resident = schedule.integer("blocks_per_sm")
     fits = resident * (shared + SHARED_RESERVED_PER_BLOCK) <= target.shared_bytes_per_sm
     # The block scheduler fills an SM before it takes the next: a grid of one block per SM must not fit twice.

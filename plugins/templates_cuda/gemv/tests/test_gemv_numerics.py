@@ -41,6 +41,10 @@ def _ring(columns: int, **changes: int) -> Schedule:
                             **changes})
 
 
+def _tensor(columns: int, **changes: int) -> Schedule:
+    return Schedule({**dict(_ring(columns, **changes).items), "path": "tensor"})
+
+
 def _direct(**changes: int) -> Schedule:
     return direct_schedule(**{"warps_per_row": 1, "rows": 2, "unroll": 4, "blocks_per_sm": 2, **changes})
 
@@ -66,6 +70,20 @@ CONFIGS = {
     "ring_seven_warps_gate": Config(match={"pair": 2, "norm": "layer", "norm_bias": True, "epilogue": SILU_GATE},
                                     schedule=_ring(512, rows=1, warps=7), lengths=(504, 1024)),
     "ring_f32_out": Config(match={"out_dtype": DType.F32}, schedule=_ring(512, stages=2, in_flight=1), lengths=(512, 1024)),
+    "tensor_whole_rows": Config(match={"norm": "rms"}, schedule=_tensor(1024), lengths=(8, 40, 520, 1016)),
+    "tensor_full_slices": Config(match={"aux": 1, "epilogue": ADD_AUX}, schedule=_tensor(256, rows=1), lengths=(256, 512, 1536)),
+    "tensor_ragged_slices": Config(match={}, schedule=_tensor(256, in_flight=1), lengths=(264, 776, 1272)),
+    "tensor_gate": Config(match={"pair": 2, "norm": "rms", "epilogue": GELU_GATE}, schedule=_tensor(512, rows=1), lengths=(496, 760)),
+    "tensor_gate_of_16": Config(match={"pair": 2, "epilogue": SILU_GATE, "dtype": DType.BF16}, schedule=_tensor(768), lengths=(776, 1536)),
+    "tensor_layer_bf16": Config(match={"dtype": DType.BF16, "norm": "layer", "norm_bias": True}, schedule=_tensor(512, in_flight=3),
+                                lengths=(504, 520)),
+    "tensor_nine_warps": Config(match={"norm": "rms_one_plus", "dtype": DType.BF16}, schedule=_tensor(512, rows=1, warps=9),
+                                lengths=(496, 760)),
+    "tensor_six_warps": Config(match={"aux": 2, "epilogue": BIAS_RESIDUAL}, schedule=_tensor(1792, rows=1, warps=6), lengths=(1792, 3592)),
+    "tensor_seven_warps_gate": Config(match={"pair": 2, "norm": "layer", "norm_bias": True, "epilogue": SILU_GATE},
+                                      schedule=_tensor(512, rows=1, warps=7), lengths=(504, 1024)),
+    "tensor_twelve_warps": Config(match={}, schedule=_tensor(256, warps=12, stages=2), lengths=(512, 1000)),
+    "tensor_f32_out": Config(match={"out_dtype": DType.F32}, schedule=_tensor(512, stages=2, in_flight=1), lengths=(512, 1024)),
 }
 FEW = evolve(H200, sm_count=2)  # blocks that have several groups of few rows
 DEALT = {
@@ -74,8 +92,10 @@ DEALT = {
     "gate": (1, {"pair": 2, "norm": "rms", "epilogue": SILU_GATE}, _ring(512, rows=2, stages=4, in_flight=4, warps=7), (496, 760)),
     "layer_bf16": (3, {"dtype": DType.BF16, "norm": "layer", "norm_bias": True}, _ring(512, rows=1), (504, 512)),
     "f32_out": (1, {"out_dtype": DType.F32}, _ring(512, rows=1, blocks_per_sm=1, stages=2, in_flight=2), (512, 1024)),
+    "tensor_slices": (2, {"aux": 1, "epilogue": ADD_AUX}, _tensor(256, rows=1, stages=2, in_flight=1), (256, 776)),
+    "tensor_gate": (1, {"pair": 2, "norm": "rms", "epilogue": SILU_GATE}, _tensor(512, rows=2, stages=4, in_flight=4, warps=7), (496, 760)),
 }
-EXACT = ("direct_block_per_row", "ring_full_slices", "ring_ragged_slices")
+EXACT = ("direct_block_per_row", "ring_full_slices", "ring_ragged_slices", "tensor_full_slices", "tensor_ragged_slices")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -119,7 +139,7 @@ def test_integers_are_exact(name: str, n: int, seed: int, length: int) -> None:
     assert torch.equal(run(match, config.schedule, H200, tensors), expected.half())
 
 
-@pytest.mark.parametrize("name", ["direct_gate", "ring_gate", "ring_full_slices"])
+@pytest.mark.parametrize("name", ["direct_gate", "ring_gate", "ring_full_slices", "tensor_gate", "tensor_full_slices"])
 def test_rows_do_not_depend_on_their_place_or_on_thread_order(name: str) -> None:
     config = CONFIGS[name]
     match = linear_match(45, config.lengths[-1], **config.match)
@@ -135,7 +155,7 @@ def test_rows_do_not_depend_on_their_place_or_on_thread_order(name: str) -> None
     assert torch.equal(run(match, config.schedule, H200, moved), out[order])
 
 
-@pytest.mark.parametrize("name", ["direct_block_per_row", "ring_ragged_slices"])
+@pytest.mark.parametrize("name", ["direct_block_per_row", "ring_ragged_slices", "tensor_ragged_slices"])
 def test_powers_of_two_scale_exactly(name: str) -> None:
     config = CONFIGS[name]
     match = linear_match(24, config.lengths[0], **{**config.match, "aux": 0, "epilogue": None})
@@ -144,7 +164,7 @@ def test_powers_of_two_scale_exactly(name: str) -> None:
     assert torch.equal(run(match, config.schedule, H200, {**tensors, "x": tensors["x"] * 4}), out * 4)
 
 
-@pytest.mark.parametrize("name", ["direct_rms_f16", "ring_ragged_slices"])
+@pytest.mark.parametrize("name", ["direct_rms_f16", "ring_ragged_slices", "tensor_ragged_slices"])
 def test_a_nan_reaches_exactly_the_rows_that_use_it(name: str) -> None:
     config = CONFIGS[name]
     match = linear_match(20, config.lengths[1], **config.match)
@@ -156,11 +176,11 @@ def test_a_nan_reaches_exactly_the_rows_that_use_it(name: str) -> None:
     assert run(match, config.schedule, H200, tensors).isnan().all()
 
 
-@pytest.mark.parametrize("path", ["direct", "ring"])
+@pytest.mark.parametrize("path", ["direct", "ring", "tensor"])
 def test_an_epilogue_rounds_where_its_contract_says(path: str) -> None:
     rounded = Expression(arguments=("acc0", "aux0"), operations=(
         Operation(PointwiseKind.ROUND, ("acc0",)), Operation(PointwiseKind.ADD, (0, "aux0"))))
-    schedule = _ring(512) if path == "ring" else _direct()
+    schedule = {"ring": _ring(512), "tensor": _tensor(512), "direct": _direct()}[path]
     match = linear_match(50, 504, aux=1, epilogue=rounded)
     tensors = draw(match, 9)
     plain = run(linear_match(50, 504), schedule, H200, tensors)

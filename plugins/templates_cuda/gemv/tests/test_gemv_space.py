@@ -129,7 +129,8 @@ def test_dealt_rows_fill_the_ring_first_and_leave_enough_to_deal(match: Match) -
     device = preset("h200")
     space = FAMILY.space(match, device)
     dealt = [point for point in space.points if "static_groups" in dict(point.items)]
-    assert 1 <= len(dealt) <= 4 and dealt[0] in [point for point in space.points if point["path"] == "ring"][:4]
+    assert 1 <= len([point for point in dealt if point["path"] == "ring"]) <= 4
+    assert dealt[0] in [point for point in space.points if point["path"] == "ring"][:4]
     values, = (parameter.values for parameter in space.parameters if parameter.name == "static_groups")
     assert set(values) == {point["static_groups"] for point in dealt}
     for point in dealt:
@@ -165,6 +166,22 @@ def test_slices_of_known_rows() -> None:
                    if point["path"] == "ring" and (columns := point.integer("columns")) < k)
 
     assert [longest(k) for k in (8960, 1536, 2304, 2560, 3072, 9216, 6144)] == [1792, 768, 1280, 1280, 1536, 1536, 2048]
+
+
+@pytest.mark.parametrize("name", ["qkv", "o", "gate_up", "down", "head"])
+def test_what_is_multiplied_by_tensor_cores_is_a_ring_of_16_bits(name: str) -> None:
+    points = FAMILY.space(SHAPES[name], preset("h200")).points
+    tensor = [point for point in points if point["path"] == "tensor"]
+    rings = [point for point in points if point["path"] == "ring"]
+    assert tensor[0] in points[:6] and len(tensor) <= 30 and len(rings) >= 40
+    assert Schedule({**dict(tensor[0].items), "path": "ring"}) in rings[:1]
+    for point in tensor:
+        source = FAMILY.lower(SHAPES[name], point, preset("h200"))
+        check_source(SHAPES[name], source, preset("h200"))
+        assert "gemv_stream.cuh" in dict(source.headers) and FAMILY.needs(SHAPES[name], point, preset("h200")).shared_bytes <= 232448
+    for other in (SHAPES["long_f32"], SHAPES["odd"]):
+        assert not any(point["path"] == "tensor" for point in FAMILY.space(other, preset("h200")).points)
+    assert not any(point["path"] == "tensor" for point in FAMILY.space(SHAPES[name], preset("a100")).points)
 
 
 def test_short_matrices_have_nothing_to_deal() -> None:

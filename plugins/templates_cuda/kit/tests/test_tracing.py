@@ -24,15 +24,16 @@ from agentcompile_core.plugin_api import Case
 H200 = preset("h200")
 START, RELEASED, FIRST, LAST, MERGED, END = range(len(PHASES))
 CASES = {
-    "gemv": ({"path": "ring"}, lambda: linear_case(n=(64, 32, 32), k=256, norm="rms")),
-    "attention": ({"merge": "message"}, lambda: attention_case(heads=(4, 2), head_dim=64, capacity=256)),
-    "softmax": ({}, lambda: softmax_case(shape=(2, 512))),
+    "gemv": ("gemv", {"path": "ring"}, lambda: linear_case(n=(64, 32, 32), k=256, norm="rms")),
+    "gemv_tensor": ("gemv", {"path": "tensor"}, lambda: linear_case(n=(64, 32, 32), k=256, norm="rms")),
+    "attention": ("attention", {"merge": "message"}, lambda: attention_case(heads=(4, 2), head_dim=64, capacity=256)),
+    "softmax": ("softmax", {}, lambda: softmax_case(shape=(2, 512))),
 }
 
 
 def lowered(name: str) -> tuple[Any, StepSource]:
-    wanted, case = CASES[name]
-    family = next(f for f in load_catalog(strict=False).template_families.values() if f.name == name)
+    made_by, wanted, case = CASES[name]
+    family = next(f for f in load_catalog(strict=False).template_families.values() if f.name == made_by)
     match = case()[0]
     point = next(p for p in family.space(match, H200).points if all(dict(p.items).get(key) == value for key, value in wanted.items()))
     return match, family.lower(match, point, H200)
@@ -70,7 +71,7 @@ def test_a_traced_kernel_computes_the_same_and_notes_its_phases_in_order(name: s
             passed = [time for time in times if time]  # of the last warp of each phase: warps pass them in any order among each other
             assert times[START] == min(passed) and times[END] == max(passed) > times[START]
             assert bool(times[RELEASED]) == (len(traced.launches) == 1)
-    if name == "gemv":
+    if name.startswith("gemv"):
         assert all(times[FIRST] and times[LAST] >= times[FIRST] for times in blocks)
     if name == "attention":
         assert any(times[MERGED] for times in blocks) and not any(times[FIRST] for times in blocks if not times[MERGED])
@@ -115,9 +116,9 @@ def test_every_family_of_a_decode_step_is_built_with_notes(target: str) -> None:
     backend = cuda.CudaBackend()
     if backend.can_build(preset(target)) is not True:
         pytest.skip("no compiler for CUDA here")
-    for name in CASES:
-        family = next(f for f in load_catalog(strict=False).template_families.values() if f.name == name)
-        match = CASES[name][1]()[0]
+    for made_by, _, case in CASES.values():
+        family = next(f for f in load_catalog(strict=False).template_families.values() if f.name == made_by)
+        match = case()[0]
         source = family.lower(match, family.space(match, preset(target)).points[0], preset(target))
         plain, traced = backend.build(source, preset(target)), backend.build(backend.traced(source, "x"), preset(target))
         assert tracing.SYMBOL.encode() in traced.binary and tracing.SYMBOL.encode() not in plain.binary

@@ -135,6 +135,17 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct SumBefo
   }
 };
 
+// How the 16 bytes of a vector lie in shared memory: as they are, or with the two words in the middle exchanged, as operands of tensor
+// cores want them. Done twice it is undone.
+struct Straight {
+  template <class Vector> static __device__ __forceinline__ Vector laid(const Vector& vector) { return vector; }
+};
+struct MiddleExchanged {
+  template <class Vector> static __device__ __forceinline__ Vector laid(const Vector& vector) {
+    return Vector{make_uint4(vector.bits.x, vector.bits.z, vector.bits.y, vector.bits.w)};
+  }
+};
+
 // Brings a row into shared memory, normalized on the way: the prologue of kernels that read one row many times.
 //
 // `Vector` is Vec16<T> or Vec1<T>; a row has `vectors` of them. The first `Held` vectors of each thread stay in registers
@@ -142,8 +153,8 @@ template <int Kind, int Threads, int Held, class T, class Vector> struct SumBefo
 // not unrolled, since they should rarely run. Without a norm a row of any length has Held vectors of each thread on their way at a time. `prefetch` loads the norm's weights and may run before the grid dependency
 // wait; `run` reads x and must come after it.
 // x is of type X, which is T or float: its elements are normalized as they are. `Before`: what is done to the row first (SumBefore),
-// where X is T.
-template <int Kind, int Threads, int Held, class T, class Vector, class X = T> struct RowStage {
+// where X is T. `Laid`: how vectors lie in shared memory.
+template <int Kind, int Threads, int Held, class T, class Vector, class X = T, class Laid = Straight> struct RowStage {
   static constexpr int size = Vector::size;
   static constexpr bool is_plain = RowVector<X, T, Vector, size>::is_plain;
   using Row = typename RowVector<X, T, Vector, size>::type;
@@ -190,7 +201,7 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
 #pragma unroll
       for (int held = 0; held < Held; ++held) {
         const int index = first + held * Threads;
-        if (index < vectors) row[held].store(staged + index * size);
+        if (index < vectors) Laid::laid(row[held]).store(staged + index * size);
       }
     }
   }
@@ -209,10 +220,16 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
     if constexpr (is_plain) {
 #pragma unroll 1
       for (int index = thread + Held * Threads; index < vectors; index += Threads) {
-        Row::load(x + index * size).store(staged + index * size);
+        Laid::laid(Row::load(x + index * size)).store(staged + index * size);
       }
     }
-    const auto again = [&](int index) { return Row::load((is_plain ? reinterpret_cast<const X*>(staged) : x) + index * size); };
+    const auto again = [&](int index) {
+      if constexpr (is_plain) {
+        return Laid::laid(Row::load(staged + index * size));
+      } else {
+        return Row::load(x + index * size);
+      }
+    };
     const auto each = [&](auto visit) {
 #pragma unroll
       for (int held = 0; held < Held; ++held) {
@@ -234,7 +251,7 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
 #pragma unroll 1
       for (int index = thread + Held * Threads; index < vectors; index += Threads) {
         const Vector other = Vector::load(before.residual + index * size);
-        before.sum(again(index), before.scale_of(index, vectors), other, first, index).store(staged + index * size);
+        Laid::laid(before.sum(again(index), before.scale_of(index, vectors), other, first, index)).store(staged + index * size);
       }
     }
     const RowStatistics statistics = row_statistics<Kind, Threads / warp_size, true>(
@@ -242,13 +259,13 @@ template <int Kind, int Threads, int Held, class T, class Vector, class X = T> s
 #pragma unroll
     for (int held = 0; held < Held; ++held) {
       const int index = thread + held * Threads;
-      if (index < vectors) transform(row[held], statistics, held).store(staged + index * size);
+      if (index < vectors) Laid::laid(transform(row[held], statistics, held)).store(staged + index * size);
     }
     if constexpr (Kind != norm_none || !is_plain) {
 #pragma unroll 1
       for (int index = thread + Held * Threads; index < vectors; index += Threads) {
         load_affine(weight, bias, vectors, index, 0);
-        transform(again(index), statistics, 0).store(staged + index * size);
+        Laid::laid(transform(again(index), statistics, 0)).store(staged + index * size);
       }
     }
   }
