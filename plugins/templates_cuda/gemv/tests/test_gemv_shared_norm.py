@@ -25,11 +25,13 @@ from agentcompile_validator_emulation.testing import TORCH, Emulated, aligned
 H200 = preset("h200")
 FAMILY = GemvFamily()
 FEW = settings(max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+TYPES = (DType.BF16, DType.F16)
 RING = {"columns": 512, "stages": 3, "in_flight": 2, "blocks_per_sm": 2, "specialize_k": False, "warps": 2}
 PATHS = {
     "direct": direct_schedule(warps_per_row=1, rows=2, unroll=4, blocks_per_sm=2, warps=2),
     "ring": ring_schedule(rows=2, **RING),
     "dealt": Schedule({**dict(ring_schedule(rows=1, **RING).items), "static_groups": 1}),
+    "tensor": Schedule({**dict(ring_schedule(rows=2, **RING).items), "path": "tensor"}),
 }
 
 
@@ -64,7 +66,7 @@ def is_right(match: Match, graph: Graph, source: StepSource, seed: int, order: L
 def test_both_results_are_within_budget(path: str, data: st.DataObject) -> None:
     """Rows that fit into registers and longer ones, of whole vectors and, on the direct path, of any length; one layer and siblings."""
     k = data.draw(st.sampled_from((8, 264, 1031, 4104) if path == "direct" else (512, 1032, 4104)))
-    dtype = data.draw(st.sampled_from((DType.BF16, DType.F16, DType.F32)))
+    dtype = data.draw(st.sampled_from(TYPES if path == "tensor" else (*TYPES, DType.F32)))
     n = data.draw(st.sampled_from((1, 7, 20, (8, 16, 8)) if path != "dealt" else (300, 613)))
     norm = data.draw(st.sampled_from(("rms", "rms_one_plus", "rms_once", "layer")))
     match, graph = shared_norm_case(n=n, k=k, norm=norm, bias=data.draw(st.booleans()), dtype=dtype)
@@ -84,7 +86,7 @@ def test_a_residual_and_the_norm_before_it(path: str, data: st.DataObject) -> No
     post = data.draw(st.sampled_from(("rms", "rms_one_plus", "rms_once", "rms_bare")))
     n = data.draw(st.sampled_from((1, 20, (8, 16, 8)) if path != "dealt" else (300, 613)))
     match, graph = summed_case(n=n, k=k, post=post, norm=norm, shared=data.draw(st.booleans()), swapped=data.draw(st.booleans()),
-                               dtype=data.draw(st.sampled_from((DType.BF16, DType.F16, DType.F32))))
+                               dtype=data.draw(st.sampled_from(TYPES if path == "tensor" else (*TYPES, DType.F32))))
     assert match.operand("residual") is not None and match.text("norm") in (norm, "rms") and FAMILY.accepts(match, H200) is True
     source = FAMILY.lower(match, PATHS[path], H200)
     assert is_right(match, graph, source, data.draw(st.integers(0, 99)), data.draw(st.sampled_from(SCHEDULES)))
@@ -102,7 +104,7 @@ WRONG_SUMS = {
 }
 
 
-@pytest.mark.parametrize("path", ["direct", "ring"])
+@pytest.mark.parametrize("path", ["direct", "ring", "tensor"])
 @pytest.mark.parametrize("what", sorted(WRONG_SUMS))
 def test_a_wrong_sum_is_seen(what: str, path: str) -> None:
     text, wrong = WRONG_SUMS[what]
@@ -126,7 +128,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("path", ["direct", "ring"])
+@pytest.mark.parametrize("path", ["direct", "ring", "tensor"])
 @pytest.mark.parametrize("what", sorted(WRONG))
 def test_a_wrong_kernel_is_seen(what: str, path: str) -> None:
     text, wrong = WRONG[what]
