@@ -5,6 +5,7 @@ one phase after the other inside the chain (isolated timings over-promise). All 
 nothing is read from L2 that a real step would read from memory. Attention is left out: O reads the QKV result.
 
     python benchmarks/gemv_chain_check.py --model qwen3-1.7b --sweep 40
+    python benchmarks/gemv_chain_check.py --model qwen3-1.7b --beside 8    # each phase by FMA, by tensor cores, with dealt rows
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 import torch
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_templates_cuda_gemv import GemvFamily
+from agentcompile_templates_cuda_gemv.gemv import TICKETS
 from attrs import frozen
 
 from agentcompile_core.ir.candidate import StepSource
@@ -91,6 +93,7 @@ class Chain:
         size = max(model.vocabulary, 2 * model.inner)
         self.buffers = {name: torch.zeros(size, device="cuda", dtype=torch.half) for name in ("hidden", "qkv", "middle", "act", "logits")}
         self.start = torch.randn(model.hidden, device="cuda").half()
+        self.tickets = torch.zeros(1, device="cuda", dtype=torch.int32)
         self.bytes = sum(weight.nbytes for weight in self.weights.values())
         self._built: dict[tuple[str, Schedule], tuple[StepSource, object]] = {}
 
@@ -101,7 +104,8 @@ class Chain:
         """The tensors of one step; residual streams alternate between two buffers."""
         x, aux, out = {"qkv": ("hidden", "", "qkv"), "o": ("qkv", "hidden", "middle"), "gate_up": ("middle", "", "act"),
                        "down": ("act", "middle", "hidden"), "head": ("hidden", "", "logits")}[step[0]]
-        found = {"x": self.buffers[x], "weight": self.weights[step], "norm_weight": self.norm, "out": self.buffers[out]}
+        found = {"x": self.buffers[x], "weight": self.weights[step], "norm_weight": self.norm, "out": self.buffers[out],
+                 TICKETS: self.tickets}
         return {**found, "aux0": self.buffers[aux]} if aux else found
 
     def build(self, name: str, schedule: Schedule) -> tuple[StepSource, object]:
@@ -164,6 +168,17 @@ def sweep(chain: Chain, best: dict[str, Schedule], points: int, rounds: int) -> 
     return best
 
 
+def beside(chain: Chain, best: dict[str, Schedule], points: int) -> None:
+    """Of each phase the first ring schedules in the chain, by FMA and by tensor cores, with and without dealt rows; a JSON line each."""
+    for name, match in chain.matches.items():
+        rings = [point for point in chain.family.space(match, chain.target).points if point["path"] == "ring"][:points]
+        for ring in rings:
+            tensor = Schedule({**dict(ring.items), "path": "tensor"})
+            error = chain.check({**best, name: tensor})[name]
+            fma_ms, tensor_ms = (chain.time_ms({**best, name: schedule}) for schedule in (ring, tensor))
+            emit(phase=name, fma_ms=round(fma_ms, 4), tensor_ms=round(tensor_ms, 4), relative_error=error, schedule=str(ring))
+
+
 def emit(**facts: object) -> None:
     """One JSON line."""
     sys.stdout.write(json.dumps(facts) + "\n")
@@ -176,6 +191,8 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="qwen3-1.7b")
     parser.add_argument("--sweep", type=int, default=0, metavar="POINTS", help="schedules of each phase to try in the chain")
     parser.add_argument("--rounds", type=int, default=1, help="sweeps over all phases")
+    parser.add_argument("--beside", type=int, default=0, metavar="POINTS",
+                        help="ring schedules of each phase to time by FMA and by tensor cores")
     options = parser.parse_args()
     backend = CudaBackend()
     target = backend.live_target()
@@ -192,6 +209,8 @@ def main() -> None:
         for pdl in (True, False):
             ms = chain.time_ms(schedules, pdl)
             emit(label=label, pdl=pdl, ms=round(ms, 4), over_floor=round(ms / floor, 3))
+    if options.beside:
+        beside(chain, first, options.beside)
     if options.sweep:
         began = time.monotonic()
         best = sweep(chain, first, options.sweep, options.rounds)
