@@ -169,7 +169,7 @@ def sweep(chain: Chain, best: dict[str, Schedule], points: int, rounds: int) -> 
 
 
 def beside(chain: Chain, best: dict[str, Schedule], points: int) -> None:
-    """Of each phase the first ring schedules in the chain, by FMA and by tensor cores, with and without dealt rows; a JSON line each."""
+    """Of each phase the first ring schedules in the chain, by FMA and by tensor cores; dealt rows are among them. A JSON line each."""
     for name, match in chain.matches.items():
         rings = [point for point in chain.family.space(match, chain.target).points if point["path"] == "ring"][:points]
         for ring in rings:

@@ -85,15 +85,20 @@ __device__ __forceinline__ Aux load_aux(const Operands& operands, int row, int r
   return aux_of(operands, row + lane, lane < Plan::rows && row + lane < row_end);
 }
 
-// What lane r < Plan::rows of a warp writes to row r of the warp, from sums that every lane has.
-__device__ __forceinline__ Plan::Out result_of(const float (&sums)[streams], const Aux& given, int lane) {
+// What is written of a row, from its sum and that of its pair row.
+__device__ __forceinline__ Plan::Out finished(const float (&sums)[Plan::pair], const Aux& given) {
   const float aux[2] = {ac::to_float(given.first), ac::to_float(given.second)};
+  return ac::from_float<Plan::Out>(Epilogue::apply(sums, aux));
+}
+
+// What lane r < Plan::rows of a warp writes to row r of the warp, from sums that every lane has.
+__device__ __forceinline__ Plan::Out result_of(const float (&sums)[streams], const Aux& aux, int lane) {
   float mine[Plan::pair];
 #pragma unroll
   for (int number = 0; number < streams; ++number) {
     if (number / Plan::pair == lane) mine[number % Plan::pair] = sums[number];
   }
-  return ac::from_float<Plan::Out>(Epilogue::apply(mine, aux));
+  return finished(mine, aux);
 }
 
 // Thread `thread` of `Threads`, behind the barrier that published the `vectors` of `staged`.

@@ -25,7 +25,7 @@ static_assert(stage_rows <= ac::warp_size, "a lane finishes a row");
 using Sums = float[2][2][Plan::pair * tiles][4];  // of each half and instruction its own, so that few wait for each other
 
 __device__ __forceinline__ uint4 words_at(const Element* shared, bool exists) {
-  return exists ? *reinterpret_cast<const uint4*>(shared) : make_uint4(0u, 0u, 0u, 0u);
+  return (exists ? Vector::load(shared) : Vector::zero()).bits;
 }
 
 // Adds this warp's columns of a slot to its sums. Of the group's rows the first `there` exist; all do where `AllRows`.
@@ -75,7 +75,7 @@ __device__ __forceinline__ void share(const Sums& sums, float* mine, int lane) {
 }
 
 // Output row `output` of the group, from the sums of all warps.
-__device__ __forceinline__ Plan::Out finished(const float (&sums)[Plan::warps][sums_of_warp], int output, const Aux& given) {
+__device__ __forceinline__ Plan::Out result_at(const float (&sums)[Plan::warps][sums_of_warp], int output, const Aux& aux) {
   float found[Plan::pair];
 #pragma unroll
   for (int of = 0; of < Plan::pair; ++of) {
@@ -83,8 +83,7 @@ __device__ __forceinline__ Plan::Out finished(const float (&sums)[Plan::warps][s
 #pragma unroll
     for (int warp = 0; warp < Plan::warps; ++warp) found[of] += sums[warp][of * tiles * tile_rows + output];
   }
-  const float aux[2] = {ac::to_float(given.first), ac::to_float(given.second)};
-  return ac::from_float<Plan::Out>(Epilogue::apply(found, aux));
+  return finished(found, aux);
 }
 
 __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring, RowRange range, const int* group_of, Element* staged,
@@ -113,7 +112,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
     // Two places in turns: a warp that is ahead writes to the other one.
     share(sums, shared[number % 2][warp], lane);
     ConsumerBarrier{}();
-    if (finishes && lane < stage_rows && row + lane < end) operands.out[row + lane] = finished(shared[number % 2], lane, aux);
+    if (finishes && lane < stage_rows && row + lane < end) operands.out[row + lane] = result_at(shared[number % 2], lane, aux);
   });
 }
 

@@ -27,7 +27,7 @@ PATHS = ("ring", "tensor")  # by FMA, by tensor cores
 TENSOR_ROWS = 8  # of an instruction
 TENSOR_BYTES = 2  # of an element
 MOST_FMA, MOST_TENSOR = 90, 30
-EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores right behind themselves; those of others come last
+EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores behind the first two; others come last
 
 
 def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
@@ -49,10 +49,9 @@ def _with_tensor(shape: Shape, target: Target, points: list[Schedule]) -> tuple[
     """The same schedules for tensor cores besides, where they take the type."""
     if shape.element_bytes != TENSOR_BYTES:
         return tuple(points)
-    tensor = [Schedule({**dict(point.items), "path": "tensor"}) for point in points[:MOST_TENSOR]]
-    legal = [point for point in tensor if not problem(shape, point, target)]
-    first = [point for point in legal[:EARLY_TENSOR] if points]
-    return (*points[:2], *first, *points[2:MOST_FMA], *(point for point in legal if point not in first))
+    twins = (Schedule({**dict(point.items), "path": "tensor"}) for point in points[:MOST_TENSOR])
+    legal = [twin for twin in twins if not problem(shape, twin, target)]
+    return (*points[:2], *legal[:EARLY_TENSOR], *points[2:MOST_FMA], *legal[EARLY_TENSOR:])
 
 
 def static_groups(schedule: Schedule) -> int:
