@@ -30,6 +30,8 @@ from agentcompile_core.report import bench
 from agentcompile_core.runtime.holding import held_bytes
 from agentcompile_core.store import Store
 
+REST_S = 1.0  # before each call that is timed alone
+
 
 def lengths_of(text: str, context: int) -> tuple[int, ...]:
     """Prompt lengths from a list by commas.
@@ -105,6 +107,16 @@ def times_of(systems: dict[str, Callable[[], Any]], repetitions: int) -> dict[st
     return found
 
 
+def rested_ms(run: Callable[[], Any], repetitions: int) -> float:
+    """The median of calls with a pause before each: what one request takes of a GPU that does nothing else, whose clock no earlier
+    work holds down."""
+    times = []
+    for _ in range(repetitions):
+        time.sleep(REST_S)
+        times.append(timed(run))
+    return statistics.median(times)
+
+
 def spread(samples: list[float]) -> float:
     """Half of the distance from the 10th to the 90th percentile."""
     low, *_, high = statistics.quantiles(samples, n=10) if len(samples) > 1 else (samples[0], samples[0])
@@ -127,6 +139,7 @@ def rows_of(name: str, model: Any, options: argparse.Namespace, empty_bytes: int
             "model": name, "dtype": model.graphs.kv.dtype.value, "context": options.context, "length": length,
             "workload": f"{length} of {options.context}{'' if options.prefill == 'live' else ', ' + options.prefill}",
             "prefill": options.prefill, "ms": statistics.median(found["ours"]), "spread_ms": spread(found["ours"]),
+            "rested_ms": rested_ms(systems["ours"], options.repetitions),
             "eager_ms": statistics.median(found["eager"]) if options.eager else None, "repetitions": options.repetitions,
             "parts_ms": parts_ms(model, length, ceiling_gbps) if options.parts else None,
             "extra_memory_bytes": beyond[length]})

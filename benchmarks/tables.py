@@ -186,11 +186,11 @@ def prefill_table(document: dict[str, Any]) -> str:
     rows = []
     for r in sorted(document["rows"], key=lambda r: (*_order(r)[:2], r["prefill"] != "live", r["context"], r["length"])):
         eager = (f"{r['eager_ms']:.1f}", f"{r['eager_ms'] / r['ms']:.2f}x") if r["eager_ms"] is not None else ("-", "-")
-        parts = f"{r['parts_ms']:.2f}" if r.get("parts_ms") is not None else "-"
+        rested, parts = (f"{r[key]:.2f}" if r.get(key) is not None else "-" for key in ("rested_ms", "parts_ms"))
         rows.append((r["model"], r["dtype"], f"{r['context']}", f"{r['length']}", r["prefill"], f"{r['ms']:.2f}", f"{r['spread_ms']:.2f}",
-                     parts, *eager, f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"])))
-    return table(("model", "type", "context", "prompt", "attends over", "ms to the first token", "spread ms", "parts alone ms",
-                  "eager ms", "over eager", "GiB beyond weights and KV", "runs"), rows)
+                     rested, parts, *eager, f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"])))
+    return table(("model", "type", "context", "prompt", "attends over", "ms to the first token", "spread ms", "rested ms",
+                  "parts alone ms", "eager ms", "over eager", "GiB beyond weights and KV", "runs"), rows)
 
 
 def pipeline_table(document: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from agentcompile_core.plugin_api import DType, Feature, Match, Parameter, Scala
 
 WARP = 32
 STATIC_SHARED_BYTES = 48 << 10  # static shared memory of a kernel
+RESERVED_BYTES = 1 << 10  # of shared memory, by the driver for each block
 MOST_POINTS = 64
 MOST_TENSOR_GROUP = 8  # query heads of a block that one tensor-core fragment holds
 PART_HEADS = (8, 4, 2)  # of a part, at the most: the fewer, the more often K and V are read, and the less a block has to merge
@@ -22,7 +23,8 @@ TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster
 # Where blocks of those leave half of the SMs alone. H200, 16x8x128 by messages: 4.7 us at 2,048 positions instead of 5.2, 12.6 at 8,192
-# instead of 14.1; at 512, where there is little to split, 3.0 instead of 2.8.
+# instead of 14.1; at 512, where there is little to split, 3.0 instead of 2.8. Two blocks of 16 have to fit on an SM: not every GPC has 16
+# SMs, and where each block wants one for itself the clusters come one behind the other (8.4 us at 2,048 with 6 warps, 10 with 8).
 WIDE_CLUSTERS = (8, 16, 4, 2)
 CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
@@ -32,18 +34,19 @@ EARLY_KV = (True, False)
 # there, 46.8 at 32,768 with two stages; in registers 15.4 and 47.7).
 LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 2}, {"path": "tensor", "warps": 8, "unroll": 2},
                                        {"path": "lanes", "warps": 8, "unroll": 4})
-# What a search of 230 s found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): of messages in the chain at 192 positions,
-# 0.9 % of the step; through memory alone at 2,048, 5.9 us where the one for long caches takes 6.5. They come behind the first two, those
-# of the largest clusters before them.
+# What longer searches found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): stages of 4 warps for few positions (2.76 us
+# alone at 512, as in registers, and 1.2 % of a step's chain at 256), those of the largest clusters for thousands; through memory alone
+# at 2,048, 5.9 us where the one for long caches takes 6.5. They come behind the first two.
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
-    "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "staged", "warps": 6, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+    "message": ({"path": "staged", "warps": 4, "unroll": 2}, {"path": "staged", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+                {"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
                 {"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
-TURNS = 3  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
-# Warps and stages. Whole rounds of all splits are what a length costs (H200: 0.7 to 1.0 us for one that a single block has): 8 splits of
-# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 16 of 6 at 1,536.
-STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (6, 2))
+SECOND_TURN = 3  # messages of it: what merges through memory wins beside them at the longest caches alone, and one is for these
+TURNS = 2  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
+# Warps and stages. Whole rounds of all splits are what a length costs (H200: 0.6 to 1.0 us for one that a single block has): 8 splits of
+# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 16 of 5 at 1,280.
+STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (5, 2))
 MIXED, NARROW_MIXED = ((4, 2), (4, 1)), ((8, 2), (8, 1))  # the same, with a round in registers besides
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
@@ -156,10 +159,10 @@ def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
     """At most 64 schedules of one way to deal the query heads; two that keep K and V in registers for tensor cores, for each FMA
     schedule and each that keeps them in stages, where there are all of them.
 
-    Messages and what merges through memory take turns: on the H200 8 splits took 3.0 us by messages at 512 positions, 16 through memory
-    4.3, and a search that ends early has to have met both. So has it one of each for long caches, which is chosen again in later ranges of
-    positions; of those merged through memory it comes first where there are clusters, which win at few positions (H100: 47 us at 32,768,
-    where the best of a cluster takes 56).
+    Messages and what merges through memory take turns, in the second one three to one: on the H200 8 splits took 3.0 us by messages at
+    512 positions, 16 through memory 4.3, and a search that ends early has to have met both. So has it one of each for long caches,
+    which is chosen again in later ranges of positions; of those merged through memory it comes first where there are clusters, which win
+    at few positions (H100: 47 us at 32,768, where the best of a cluster takes 56).
     """
     everything = [tensor_schedules(shape, target), lane_schedules(shape, target), staged_schedules(shape, target)]
     tensor, lanes, staged = map(iter, everything)
@@ -174,8 +177,9 @@ def _by_turns(shape: Shape, target: Target) -> list[Schedule]:
 
 def _in_turns(message: list[Schedule], memory: list[Schedule], barrier: list[Schedule]) -> list[Schedule]:
     late, found = iter(barrier), list[Schedule | None]()
-    for number, turn in enumerate(zip_longest(message, memory), 1):
-        found += (*turn, next(late, None)) if number % TURNS == 0 else turn
+    turns = [message[:1], message[1 : 1 + SECOND_TURN], *([point] for point in message[1 + SECOND_TURN :])]
+    for number, (ahead, through_memory) in enumerate(zip_longest(turns, memory), 1):
+        found += (*(ahead or ()), through_memory, next(late, None) if number % TURNS == 0 else None)
     return [point for point in (*found, *late) if point is not None]
 
 
@@ -341,7 +345,9 @@ def _clusters(shape: Shape, target: Target) -> tuple[int, ...]:
 def _fits_shared(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:
     path, warps, _, unroll = choice
     static = _shared_bytes(shape, warps, cluster)
-    return static <= STATIC_SHARED_BYTES and static + _stage_bytes(shape, path, warps, unroll) <= target.shared_bytes_per_block
+    shared = static + _stage_bytes(shape, path, warps, unroll)
+    crowded = cluster > CLUSTERS[0] and 2 * (shared + RESERVED_BYTES) > target.shared_bytes_per_sm
+    return static <= STATIC_SHARED_BYTES and shared <= target.shared_bytes_per_block and not crowded
 
 
 def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:
