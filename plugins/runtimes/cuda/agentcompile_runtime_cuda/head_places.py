@@ -19,6 +19,7 @@ THREADS = 256
 VECTOR = 8  # elements of 16 bits
 WIDEST = 512  # channels of a head: a warp's, two vectors each
 MOST = 2**31 - 1
+MOST_TOKENS, MANY_THREADS = 4, 1 << 18  # of a thread, where so many threads remain: two rounds of a GPU of 132 SMs, or more
 RMS, RMS_ONE_PLUS, RMS_ONCE = 1, 2, 4  # ac::Norm of row.cuh
 INTERLEAVED, UNROUNDED = 1, 2  # bits of a rotation's style: neighbours turn with each other; products are not rounded
 
@@ -61,7 +62,9 @@ def placing(heads: Sequence[Heads]) -> "Placing | None":
         return None
     norm, turn, at = _norm_of(heads), _turn_of(heads, tokens), [one.at for one in heads if one.at is not None]
     lanes = 1 << (dim // (2 * VECTOR) - 1).bit_length()
-    items = tokens * sum(one.rows.shape[1] for one in heads) * lanes
+    threads_each = sum(one.rows.shape[1] for one in heads) * lanes  # of one token
+    each = MOST_TOKENS if tokens * threads_each >= MOST_TOKENS * MANY_THREADS else 1
+    items = -(-tokens // each) * threads_each
     if norm is None or turn is None or items > MOST - THREADS or any(one.data_ptr() != at[0].data_ptr() for one in at):
         return None
     if heads[0].at is not None or any(one.numel() != 1 or one.element_size() != 8 for one in at):
@@ -70,7 +73,7 @@ def placing(heads: Sequence[Heads]) -> "Placing | None":
     normed, turned, moved = (sum(bool(has) << i for i, has in enumerate(which)) for which in (
         [one.norm for one in heads], [one.turn for one in heads], [one.at is not None for one in heads]))
     sides = [(one.rows.shape[1], *_strides(one.rows), *_strides(one.out)) for one in heads]
-    scalars = (*(side[i] for i in range(5) for side in sides), tokens, min(one.out.shape[2] for one in heads[1:]), dim,
+    scalars = (*(side[i] for i in range(5) for side in sides), tokens, min(one.out.shape[2] for one in heads[1:]), each, dim,
                turn.rotary, lanes, normed, turned, moved, turn.style, eps, kind)
     tensors = (*(one.rows for one in heads), *(one.norm[0] if one.norm else None for one in heads), turn.cos, turn.sin,
                at[0] if at else None, *(one.out for one in heads))

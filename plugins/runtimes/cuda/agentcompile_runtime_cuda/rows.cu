@@ -10,9 +10,9 @@
 //                                   registers up to 4096 columns: a third less traffic than a sum and a norm behind each other
 //   place_heads                     queries, keys and values of a chunk, each [T, H, D] with strides: normed and turned where their
 //                                   bit is set, and written to other strides, those of moved ones `at[0]` tokens further on. `lanes`
-//                                   (a power of two) threads per head, each with two vectors, which are turned into each other, or
-//                                   each within itself if `style` says interleaved. One launch for two norms, two rotations and
-//                                   three copies, and no row lies in memory in between
+//                                   (a power of two) threads per head of `each` tokens, each with two vectors, which are turned into
+//                                   each other, or each within itself if `style` says interleaved. One launch for two norms, two
+//                                   rotations and three copies, and no row lies in memory in between
 //   gate_rows                       out = activation(gate) * up, dense rows of `columns`; those of gate and up may be slices of wider
 //                                   ones. activation.cuh knows the activations
 //   weigh_rows, weigh_rows_wide     out[t] = sum over s of x[t, s] weights[t, s], rows of `columns`, `slots` of them a token; the wide one
@@ -83,26 +83,32 @@ __device__ __forceinline__ float product(float a, float b, int style) {
   return style & unrounded ? whole : ac::round_to<T>(whole);
 }
 
-// Turns channels `low` with those half of the rotary part away; `cosines` and `sines` are those of `low`.
-__device__ __forceinline__ void turn_vectors(float (&low)[size], float (&high)[size], const T* cosines, const T* sines, int half,
-                                             int style) {
-  float c[size], s[size], turned[size];
-  Vector::load(cosines).unpack(c);
-  Vector::load(sines).unpack(s);
+// Turns channels `low` with those half of the rotary part away; `cosines` and `sines` are those of `low`. In T where each product is
+// rounded: the same numbers by a fifth of the instructions.
+__device__ __forceinline__ void turn_halves(Vector& low, Vector& high, const T* cosines, const T* sines, int half, int style) {
+  const Vector low_cosines = Vector::load(cosines), low_sines = Vector::load(sines);
+  const Vector high_cosines = Vector::load(cosines + half), high_sines = Vector::load(sines + half);
+  if (sizeof(T) == 4 || !(style & unrounded)) {
+    const Vector turned = low.times(low_cosines).minus(high.times(low_sines));
+    high = high.times(high_cosines).plus(low.times(high_sines));
+    low = turned;
+    return;
+  }
+  if constexpr (sizeof(T) == 2) {  // two elements at a time: all of them in fp32 are too many registers
 #pragma unroll
-  for (int e = 0; e < size; ++e) turned[e] = product(low[e], c[e], style) + product(-high[e], s[e], style);
-  Vector::load(cosines + half).unpack(c);
-  Vector::load(sines + half).unpack(s);
-#pragma unroll
-  for (int e = 0; e < size; ++e) {
-    high[e] = product(high[e], c[e], style) + product(low[e], s[e], style);
-    low[e] = turned[e];
+    for (int w = 0; w < size / 2; ++w) {
+      const float2 a = low.pair(w), b = high.pair(w), c = low_cosines.pair(w), s = low_sines.pair(w);
+      const float2 other_c = high_cosines.pair(w), other_s = high_sines.pair(w);
+      low.set_pair(w, __fmul_rn(a.x, c.x) - __fmul_rn(b.x, s.x), __fmul_rn(a.y, c.y) - __fmul_rn(b.y, s.y));
+      high.set_pair(w, __fmul_rn(b.x, other_c.x) + __fmul_rn(a.x, other_s.x), __fmul_rn(b.y, other_c.y) + __fmul_rn(a.y, other_s.y));
+    }
   }
 }
 
-// Turns each channel with its neighbour; `cosines` and `sines` are those of `values`.
-__device__ __forceinline__ void turn_neighbours(float (&values)[size], const T* cosines, const T* sines, int style) {
-  float c[size], s[size];
+// Turns each channel with its neighbour; `cosines` and `sines` are those of `vector`.
+__device__ __forceinline__ void turn_neighbours(Vector& vector, const T* cosines, const T* sines, int style) {
+  float values[size], c[size], s[size];
+  vector.unpack(values);
   Vector::load(cosines).unpack(c);
   Vector::load(sines).unpack(s);
 #pragma unroll
@@ -111,6 +117,7 @@ __device__ __forceinline__ void turn_neighbours(float (&values)[size], const T* 
     values[e] = product(even, c[e], style) + product(-odd, s[e], style);
     values[e + 1] = product(odd, c[e + 1], style) + product(even, s[e + 1], style);
   }
+  vector = Vector::pack(values);
 }
 
 template <int Warps>
@@ -175,17 +182,16 @@ rope_rows(const Plan::T* x, const Plan::T* cos, const Plan::T* sin, Plan::T* out
   }
   const T* cosines = cos + static_cast<long long>(token) * rotary;
   const T* sines = sin + static_cast<long long>(token) * rotary;
-  float low[size], high[size];
-  Vector::load(from + channel).unpack(low);
+  Vector low = Vector::load(from + channel);
   if (by_neighbours) {
     turn_neighbours(low, cosines + channel, sines + channel, 0);
-    Vector::pack(low).store(to + channel);
+    low.store(to + channel);
     return;
   }
-  Vector::load(from + channel + half).unpack(high);
-  turn_vectors(low, high, cosines + channel, sines + channel, half, 0);
-  Vector::pack(low).store(to + channel);
-  Vector::pack(high).store(to + channel + half);
+  Vector high = Vector::load(from + channel + half);
+  turn_halves(low, high, cosines + channel, sines + channel, half, 0);
+  low.store(to + channel);
+  high.store(to + channel + half);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
@@ -243,60 +249,97 @@ add_norm_rows(const Plan::T* left, const Plan::T* right, const Plan::T* weight, 
   for (int at = first + held * step; at < columns; at += step) write(Vector::load(total + offset + at), at);
 }
 
-extern "C" __global__ void __launch_bounds__(Plan::threads)
+constexpr int tokens_at_once = 2;  // whose vectors a thread of place_heads has on their way
+
+__device__ __forceinline__ float sum_of_squares(const Vector& x) {
+  float values[size], sum = 0.0f;
+  x.unpack(values);
+#pragma unroll
+  for (int e = 0; e < size; ++e) sum = fmaf(values[e], values[e], sum);
+  return sum;
+}
+
+// A vector of a head behind an RMS norm; `weight` is null or points to the vector's.
+__device__ __forceinline__ Vector normed_vector(const Vector& x, float inverse, const T* weight, int kind) {
+  float values[size];
+  x.unpack(values);
+  if (kind == ac::norm_rms) {
+#pragma unroll
+    for (int e = 0; e < size; ++e) values[e] *= inverse;
+    const Vector rounded = Vector::pack(values);
+    return weight != nullptr ? rounded.times(Vector::load(weight)) : rounded;
+  }
+  norm_vector(values, weight, nullptr, ac::RowStatistics{0.0f, inverse}, kind);
+  return Vector::pack(values);
+}
+
+extern "C" __global__ void __launch_bounds__(Plan::threads, 3)
 place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_weight, const Plan::T* k_weight,
             const Plan::T* v_weight, const Plan::T* cos, const Plan::T* sin, const long long* at, Plan::T* q_out, Plan::T* k_out,
             Plan::T* v_out, int q_heads, int k_heads, int v_heads, int q_token, int k_token, int v_token, int q_head, int k_head,
             int v_head, int q_out_token, int k_out_token, int v_out_token, int q_out_head, int k_out_head, int v_out_head, int tokens,
-            int capacity, int dim, int rotary, int lanes, int normed, int turned, int moved, int style, float eps, int kind) {
+            int capacity, int each, int dim, int rotary, int lanes, int normed, int turned, int moved, int style, float eps, int kind) {
   wait_in_chain();
-  const int item = block_from_the_end() * Plan::threads + static_cast<int>(threadIdx.x);
-  const int all = q_heads + k_heads + v_heads;
-  const int lane = item & (lanes - 1), row = item / lanes;
-  const int token = row / all, number = row % all;
+  const unsigned item = static_cast<unsigned>(block_from_the_end()) * Plan::threads + threadIdx.x;
+  const unsigned all = static_cast<unsigned>(q_heads + k_heads + v_heads), row = item >> (31 - __clz(lanes));
+  const int lane = static_cast<int>(item) & (lanes - 1), number = static_cast<int>(row % all);
+  const int first = static_cast<int>(row / all) * each, end = min(first + each, tokens);
   // 0: a query, 1: a key, 2: a value
   const int which = number < q_heads ? 0 : number < q_heads + k_heads ? 1 : 2;
   const int head = number - (which == 0 ? 0 : which == 1 ? q_heads : q_heads + k_heads);
   const bool turns = turned >> which & 1;
   const int half = turns && !(style & interleaved) ? rotary / 2 : 0;
   const int place = lane * size;
-  const bool here = token < tokens && place < dim / 2;
+  const bool here = place < dim / 2;
   const int low_at = place < half ? place : 2 * place;  // where no halves turn neighbours go together
   const int high_at = place < half ? place + half : low_at + size;
+  const int from_token = which == 0 ? q_token : which == 1 ? k_token : v_token;
+  const int to_token = which == 0 ? q_out_token : which == 1 ? k_out_token : v_out_token;
+  const T* const from = (which == 0 ? q : which == 1 ? k : v) +
+                        static_cast<long long>(head) * (which == 0 ? q_head : which == 1 ? k_head : v_head);
+  T* const to = (which == 0 ? q_out : which == 1 ? k_out : v_out) +
+                static_cast<long long>(head) * (which == 0 ? q_out_head : which == 1 ? k_out_head : v_out_head);
+  const T* const weight = which == 0 ? q_weight : which == 1 ? k_weight : v_weight;
+  const int ahead = moved >> which & 1 ? static_cast<int>(min(at[0], static_cast<long long>(capacity))) : 0;
+  const int room = which == 0 ? tokens : capacity;
+  const float per_channel = 1.0f / static_cast<float>(dim);
 
-  float low[size] = {}, high[size] = {};
-  if (here) {
-    const T* from = which == 0 ? q : which == 1 ? k : v;
-    from += static_cast<long long>(token) * (which == 0 ? q_token : which == 1 ? k_token : v_token);
-    from += static_cast<long long>(head) * (which == 0 ? q_head : which == 1 ? k_head : v_head);
-    Vector::load(from + low_at).unpack(low);
-    Vector::load(from + high_at).unpack(high);
-  }
-  float squares = 0.0f;
+#pragma unroll 1
+  for (int begin = first; begin < first + each; begin += tokens_at_once) {
+    Vector low[tokens_at_once], high[tokens_at_once];
 #pragma unroll
-  for (int e = 0; e < size; ++e) squares = fmaf(high[e], high[e], fmaf(low[e], low[e], squares));
-  for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(ac::full_warp, squares, offset);
-  if (!here) return;
-  if (normed >> which & 1) {
-    const T* weight = which == 0 ? q_weight : which == 1 ? k_weight : v_weight;
-    const ac::RowStatistics statistics{0.0f, rsqrtf(squares * (1.0f / static_cast<float>(dim)) + eps)};
-    norm_vector(low, weight != nullptr ? weight + low_at : nullptr, nullptr, statistics, kind);
-    norm_vector(high, weight != nullptr ? weight + high_at : nullptr, nullptr, statistics, kind);
+    for (int t = 0; t < tokens_at_once; ++t) {
+      low[t] = high[t] = Vector::zero();
+      if (!here || begin + t >= end) continue;
+      const T* const row_of_token = from + static_cast<long long>(begin + t) * from_token;
+      low[t] = Vector::load(row_of_token + low_at);
+      high[t] = Vector::load(row_of_token + high_at);
+    }
+#pragma unroll
+    for (int t = 0; t < tokens_at_once; ++t) {
+      const int token = begin + t;
+      if (normed != 0) {  // by all lanes of the warp, whichever theirs are
+        float squares = sum_of_squares(low[t]) + sum_of_squares(high[t]);
+        for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(ac::full_warp, squares, offset);
+        if (here && normed >> which & 1) {
+          const float inverse = rsqrtf(squares * per_channel + eps);
+          low[t] = normed_vector(low[t], inverse, weight != nullptr ? weight + low_at : nullptr, kind);
+          high[t] = normed_vector(high[t], inverse, weight != nullptr ? weight + high_at : nullptr, kind);
+        }
+      }
+      if (!here || token >= end || token + ahead >= room) continue;
+      const long long angles = static_cast<long long>(token) * rotary;
+      if (place < half) {
+        turn_halves(low[t], high[t], cos + angles + place, sin + angles + place, half, style);
+      } else if (turns && style & interleaved) {
+        if (low_at < rotary) turn_neighbours(low[t], cos + angles + low_at, sin + angles + low_at, style);
+        if (high_at < rotary) turn_neighbours(high[t], cos + angles + high_at, sin + angles + high_at, style);
+      }
+      T* const place_of_token = to + static_cast<long long>(token + ahead) * to_token;
+      low[t].store(place_of_token + low_at);
+      high[t].store(place_of_token + high_at);
+    }
   }
-  const long long angles = static_cast<long long>(token) * rotary;
-  if (place < half) {
-    turn_vectors(low, high, cos + angles + place, sin + angles + place, half, style);
-  } else if (turns && style & interleaved) {
-    if (low_at < rotary) turn_neighbours(low, cos + angles + low_at, sin + angles + low_at, style);
-    if (high_at < rotary) turn_neighbours(high, cos + angles + high_at, sin + angles + high_at, style);
-  }
-  const long long to_row = token + (moved >> which & 1 ? at[0] : 0);
-  if (to_row >= (which == 0 ? tokens : capacity)) return;
-  T* to = which == 0 ? q_out : which == 1 ? k_out : v_out;
-  to += to_row * (which == 0 ? q_out_token : which == 1 ? k_out_token : v_out_token);
-  to += static_cast<long long>(head) * (which == 0 ? q_out_head : which == 1 ? k_out_head : v_out_head);
-  Vector::pack(low).store(to + low_at);
-  Vector::pack(high).store(to + high_at);
 }
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)

@@ -2,11 +2,12 @@
 
 import inspect
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import PRESETS, preset
-from agentcompile_runtime_cuda import gated_product, own_kernels
+from agentcompile_runtime_cuda import gated_product, head_places, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.gates import SILU
 from agentcompile_runtime_cuda.rows import RowKernels, source
@@ -125,7 +126,8 @@ def test_heads_are_placed_where_they_belong(rows: RowKernels, data: st.DataObjec
         x, out = (one.contiguous() if draw(st.booleans()) else one for one in (x, out))
         heads.append(Heads(rows=x, out=out, at=at if i else None, norm=norm,
                            turn=draw(st.sampled_from([(), (cos, sin, interleaved)])), wide=wide))
-    assert rows.place(heads)
+    with mock.patch.object(head_places, "MANY_THREADS", draw(st.sampled_from([1, head_places.MANY_THREADS]))):  # tokens of a thread
+        assert rows.place(heads)
     for one in heads:
         first = 0 if one.at is None else start
         wanted = torch.full_like(one.out, float("nan"))
@@ -236,7 +238,7 @@ def test_kernels_begin_early_where_the_device_knows_how(name: str, monkeypatch: 
 @pytest.mark.parametrize("name", ["h200", "a100"])
 def test_rows_build_without_spilling(dtype: DType, name: str) -> None:
     kernel = CudaBackend().build(source(dtype), PRESETS[name] if name in PRESETS else preset(name))
-    assert kernel.resources.spill_bytes == 0 and kernel.resources.registers <= 64
+    assert kernel.resources.spill_bytes == 0 and kernel.resources.registers <= 80  # three blocks of 256 threads on an SM
 
 
 def test_what_else_serves_prompts_is_built_beside_the_first_kernel_and_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,34 +33,43 @@ template <class T> __device__ __forceinline__ T from_float(float value) { return
 // The value a tensor of type T would hold, still as a float.
 template <class T> __device__ __forceinline__ float round_to(float value) { return to_float(from_float<T>(value)); }
 
-// Two neighbouring 16-bit elements in one 32-bit register, as the conversion instructions want them. `multiply` rounds once: what the
-// products in fp32, which are exact, are when they are rounded.
+// Two neighbouring 16-bit elements in one 32-bit register, as the conversion instructions want them. `multiply`, `add` and `subtract`
+// round once, and are never fused: what products in fp32, which are exact, and sums in fp32, which have twice the digits and two more,
+// are when they are rounded.
 template <class T> struct Pair;
 template <> struct Pair<__half> {
   static __device__ __forceinline__ float2 unpack(unsigned int word) {
-    return __half22float2(*reinterpret_cast<const __half2*>(&word));
+    return __half22float2(both(word));
   }
   static __device__ __forceinline__ unsigned int pack(float low, float high) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned int*>(&both);
+    return word(__floats2half2_rn(low, high));
   }
   static __device__ __forceinline__ unsigned int multiply(unsigned int a, unsigned int b) {
-    const __half2 both = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-    return *reinterpret_cast<const unsigned int*>(&both);
+    return word(__hmul2_rn(both(a), both(b)));
   }
+  static __device__ __forceinline__ unsigned int add(unsigned int a, unsigned int b) { return word(__hadd2_rn(both(a), both(b))); }
+  static __device__ __forceinline__ unsigned int subtract(unsigned int a, unsigned int b) { return word(__hsub2_rn(both(a), both(b))); }
+
+ private:
+  static __device__ __forceinline__ __half2 both(unsigned int word) { return *reinterpret_cast<const __half2*>(&word); }
+  static __device__ __forceinline__ unsigned int word(__half2 both) { return *reinterpret_cast<const unsigned int*>(&both); }
 };
 template <> struct Pair<__nv_bfloat16> {
   static __device__ __forceinline__ float2 unpack(unsigned int word) {
-    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
+    return __bfloat1622float2(both(word));
   }
   static __device__ __forceinline__ unsigned int pack(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned int*>(&both);
+    return word(__floats2bfloat162_rn(low, high));
   }
   static __device__ __forceinline__ unsigned int multiply(unsigned int a, unsigned int b) {
-    const __nv_bfloat162 both = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
-    return *reinterpret_cast<const unsigned int*>(&both);
+    return word(__hmul2_rn(both(a), both(b)));
   }
+  static __device__ __forceinline__ unsigned int add(unsigned int a, unsigned int b) { return word(__hadd2_rn(both(a), both(b))); }
+  static __device__ __forceinline__ unsigned int subtract(unsigned int a, unsigned int b) { return word(__hsub2_rn(both(a), both(b))); }
+
+ private:
+  static __device__ __forceinline__ __nv_bfloat162 both(unsigned int word) { return *reinterpret_cast<const __nv_bfloat162*>(&word); }
+  static __device__ __forceinline__ unsigned int word(__nv_bfloat162 both) { return *reinterpret_cast<const unsigned int*>(&both); }
 };
 
 // 16 bytes = 8 (16-bit types) or 4 (float) consecutive elements, moved by one instruction. The address must be a
@@ -84,10 +93,37 @@ template <class T> struct Vec16 {
   static __device__ __forceinline__ Vec16 pack(const float (&values)[size]) {
     return Vec16{make_uint4(pack_word(values, 0), pack_word(values, 1), pack_word(values, 2), pack_word(values, 3))};
   }
-  // Element by element, rounded to T.
+  // Elements 2 w and 2 w + 1, of 16 bits.
+  __device__ __forceinline__ float2 pair(int w) const { return Pair<T>::unpack((&bits.x)[w]); }
+  __device__ __forceinline__ void set_pair(int w, float low, float high) { (&bits.x)[w] = Pair<T>::pack(low, high); }
+
+  // Element by element, each rounded to T.
   __device__ __forceinline__ Vec16 times(const Vec16& other) const {
-    return Vec16{make_uint4(multiply_word(bits.x, other.bits.x), multiply_word(bits.y, other.bits.y), multiply_word(bits.z, other.bits.z),
-                            multiply_word(bits.w, other.bits.w))};
+    return by_words(other, [](unsigned int a, unsigned int b) {
+      if constexpr (sizeof(T) == 4) {
+        return __float_as_uint(__fmul_rn(__uint_as_float(a), __uint_as_float(b)));
+      } else {
+        return Pair<T>::multiply(a, b);
+      }
+    });
+  }
+  __device__ __forceinline__ Vec16 plus(const Vec16& other) const {
+    return by_words(other, [](unsigned int a, unsigned int b) {
+      if constexpr (sizeof(T) == 4) {
+        return __float_as_uint(__fadd_rn(__uint_as_float(a), __uint_as_float(b)));
+      } else {
+        return Pair<T>::add(a, b);
+      }
+    });
+  }
+  __device__ __forceinline__ Vec16 minus(const Vec16& other) const {
+    return by_words(other, [](unsigned int a, unsigned int b) {
+      if constexpr (sizeof(T) == 4) {
+        return __float_as_uint(__fsub_rn(__uint_as_float(a), __uint_as_float(b)));
+      } else {
+        return Pair<T>::subtract(a, b);
+      }
+    });
   }
 
  private:
@@ -107,12 +143,9 @@ template <class T> struct Vec16 {
       return Pair<T>::pack(values[2 * index], values[2 * index + 1]);
     }
   }
-  static __device__ __forceinline__ unsigned int multiply_word(unsigned int a, unsigned int b) {
-    if constexpr (sizeof(T) == 4) {
-      return __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
-    } else {
-      return Pair<T>::multiply(a, b);
-    }
+  template <class Each>
+  __device__ __forceinline__ Vec16 by_words(const Vec16& other, Each each) const {
+    return Vec16{make_uint4(each(bits.x, other.bits.x), each(bits.y, other.bits.y), each(bits.z, other.bits.z), each(bits.w, other.bits.w))};
   }
 };
 
