@@ -169,7 +169,8 @@ def alone_table(document: dict[str, Any]) -> str:
             "RMS error over the framework's", "cold s", "warm s", "GiB beyond weights and KV", "runs")
     rows = [(r["model"], DTYPES.get(r["dtype"], r["dtype"]), r["workload"], f"{r['step_ms']:.3f}", f"{r['floor_step_ms']:.3f}",
              f"{r['read_ceiling_gbps']:.0f}", f"{r['floor_step_ms'] / r['step_ms']:.1%}", f"{r['prefill_ms']:.2f}", f"{r['rms_ratio']:.3f}",
-             f"{r['cold_s']:.1f}", f"{r['warm_s']:.1f}", f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"]))
+             *(f"{r[key]:.1f}" if r[key] is not None else "-" for key in ("cold_s", "warm_s")),
+             f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"]))
             for r in sorted(document["rows"], key=_order)]
     return table(head, rows)
 

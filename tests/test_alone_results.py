@@ -32,6 +32,15 @@ def test_both_types_are_put_together(tmp_path: Path) -> None:
     assert "| llama-3.1-8b | bf16 |" in tables.alone_table(found)
 
 
+def test_what_a_command_that_was_cut_off_has_not_timed_stays_open(tmp_path: Path) -> None:
+    written(tmp_path, "", "qwen3-1.7b")
+    head = json.loads((tmp_path / "compile_time.json").read_text())
+    (tmp_path / "compile_time.json").write_text(json.dumps({**head, "rows": []}))
+    found = alone.merged(tmp_path)
+    tables.check("alone", found)
+    assert found["rows"][0]["cold_s"] is None and "| - | - |" in tables.alone_table(found)
+
+
 @pytest.mark.parametrize(("spoil", "message"), [
     (lambda folder: written(folder, "_bf16", "llama-3.1-8b", commit="f" * 40), "measure all of them at one commit"),
     (lambda folder: (folder / "memory.json").unlink(), "memory.json is missing"),
