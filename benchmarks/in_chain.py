@@ -1,11 +1,12 @@
 """Schedules that a search need not have: what each takes inside the captured decode step in place of what was selected.
 
-    python benchmarks/in_chain.py qwen3-1.7b --changes FILE --out FOLDER
+    python benchmarks/in_chain.py qwen3-1.7b --changes FILE
+    python benchmarks/in_chain.py qwen3-1.7b --changes FILE --position 2080 --keep
 
 FILE has a change per line, `MATCH KEY=VALUE,...`, several of them parted by `;`: the step whose match has MATCH in its identifier, or
 whose matrix has as many rows and columns (`2048x6144`), gets the schedule that was selected with these values (`KEY=` leaves a key out).
-Each is timed against what was selected, in pairs, and one that wins stays with --keep. A JSON line each, with microseconds of a step, the
-ratio and its 95 % confidence interval, registers and bytes of shared memory.
+Each is timed against what was selected for the position, in pairs, and one that wins stays with --keep. A JSON line each, with
+microseconds of a step, the ratio and its 95 % confidence interval, registers and bytes of shared memory.
 """
 
 import argparse
@@ -25,11 +26,12 @@ from attrs import evolve, frozen
 from full_models import add_options, compiled_model, context_of, kept_or_passing
 
 from agentcompile_core.errors import AgentCompileError
+from agentcompile_core.ir import ranges
 from agentcompile_core.ir.plan import Schedule
 from agentcompile_core.ir.region import Match
 from agentcompile_core.ir.selection import SelectedStep
 from agentcompile_core.stages.select import chain
-from agentcompile_core.worker.chain_question import Alternative, ChainAnswer, ChainQuestion, Selections, replaced
+from agentcompile_core.worker.chain_question import Alternative, ChainQuestion, Selections, replaced
 from agentcompile_core.worker.judge import Judge
 from agentcompile_core.worker.paired import lower_bound, upper_bound
 
@@ -64,11 +66,11 @@ def changed(schedule: Schedule, change: Change) -> Schedule:
 
 
 class Asked:
-    """The chain's question about the decode step, and its answer, as a compilation comes by them."""
+    """The chain's questions about the decode step, one for each range of positions, and what was selected, as a compilation comes by
+    them."""
 
     def __init__(self) -> None:
-        self.question: ChainQuestion | None = None
-        self.answer: ChainAnswer | None = None
+        self.answered: list[tuple[ChainQuestion, Selections]] = []
         self._ask = chain.ask
 
     def __enter__(self) -> "Asked":
@@ -78,10 +80,23 @@ class Asked:
     def __exit__(self, *_: object) -> None:
         chain.ask = self._ask
 
+    def at(self, position: int) -> tuple[ChainQuestion, Selections]:
+        """The question of the range that holds ``position``, asked there, and what was selected for it.
+
+        Raises:
+            SystemExit: no chain was judged.
+        """
+        if not self.answered:
+            raise SystemExit("no chain was judged; this needs a GPU")
+        starts = [0, *ranges.starts(chain.capacity_of(self.answered[0][0].graph))]
+        number = sum(start <= position for start in starts) - 1
+        question, selections = self.answered[min(number, len(self.answered) - 1)]
+        return evolve(question, position=position), selections
+
     def _heard(self, question: ChainQuestion, *rest: Any) -> Any:
         selections, answer = self._ask(question, *rest)
-        if self.question is None:
-            self.question, self.answer = question, answer
+        if answer is not None:
+            self.answered.append((question, selections))
         return selections, answer
 
 
@@ -160,6 +175,7 @@ def main() -> int:
     add_options(parser, budget_s=40.0)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--changes", type=Path, required=True)
+    parser.add_argument("--position", type=int, default=chain.POSITION, help="how much is cached")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--keep", action="store_true", help="what wins is what the next ones are compared with")
     options = parser.parse_args()
@@ -167,11 +183,9 @@ def main() -> int:
     lines = [line.strip() for line in options.changes.read_text().splitlines() if line.strip() and not line.startswith("#")]
     with Asked() as asked, kept_or_passing(options) as store:
         model, _ = compiled_model(options.model, options, store)
-        if asked.question is None or asked.answer is None:
-            raise SystemExit("no chain was judged; this needs a GPU")
         with torch.inference_mode():
-            tried = Tried(asked.question, asked.answer.selections, model)
-            print(json.dumps({"held": [str(s.step) for x in tried.held for s in x.steps], "chain_us": asked.answer.us}), flush=True)
+            tried = Tried(*asked.at(options.position), model)
+            print(json.dumps({"held": [str(s.step) for x in tried.held for s in x.steps]}), flush=True)
             all_changes = [changes_of(line) for line in lines]
             tried.built(all_changes)
             for line, changes in zip(lines, all_changes, strict=True):
