@@ -29,7 +29,7 @@ from agentcompile_core.plugin_api import (
     pointer,
 )
 
-from .space import (
+from .shape import (
     CLUSTERED,
     STAGED_PATHS,
     TENSOR_PATHS,
@@ -40,10 +40,10 @@ from .space import (
     registers,
     shape_of,
     shared_bytes,
-    space_of,
     stage_bytes,
     tile_of,
 )
+from .space import space_of
 
 FOLDER = Path(__file__).parent
 DTYPES = (DType.F16, DType.BF16, DType.F32)

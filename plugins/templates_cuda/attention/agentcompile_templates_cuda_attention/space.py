@@ -5,28 +5,23 @@ from collections.abc import Sequence
 from itertools import islice, product, zip_longest
 
 from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
-from attrs import evolve, frozen
+from attrs import evolve
 
-from agentcompile_core.plugin_api import DType, Feature, Match, Parameter, Scalar, Schedule, ScheduleSpace, Target
+from agentcompile_core.plugin_api import DType, Feature, Parameter, Scalar, Schedule, ScheduleSpace, Target
 
-WARP = 32
+from .shape import CLUSTERED, PARTS, WARP, Shape, bytes_of_stages, parts_of, registers, static_bytes, tile_of
+
 STATIC_SHARED_BYTES = 48 << 10  # static shared memory of a kernel
 RESERVED_BYTES = 1 << 10  # of shared memory, by the driver for each block
 MOST_POINTS = 64
 MOST_TENSOR_GROUP = 8  # query heads of a block that one tensor-core fragment holds
 PART_HEADS = (8, 4, 2)  # of a part, at the most: the fewer, the more often K and V are read, and the less a block has to merge
 LEAST_DEALT = 4  # query heads of a group that a block could hold: fewer are not worth reading K and V again
-PARTS = "parts"
-STAGED_PATHS = ("staged", "mixed")  # K and V in stages of shared memory; of the first round in registers, of others in stages
-TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; of one at a time
-TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
-REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
 CLUSTERS = (8, 4, 2)  # blocks of a cluster
 # Where blocks of those leave half of the SMs alone. H200, 16x8x128 by messages: 4.7 us at 2,048 positions instead of 5.2, 12.6 at 8,192
 # instead of 14.1; at 512, where there is little to split, 3.0 instead of 2.8. Two blocks of 16 have to fit on an SM: not every GPC has 16
 # SMs, and where each block wants one for itself the clusters come one behind the other (8.4 us at 2,048 with 6 warps, 10 with 8).
 WIDE_CLUSTERS = (8, 16, 4, 2)
-CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
 EARLY_KV = (True, False)
@@ -58,47 +53,6 @@ _Choice = tuple[str, int, int, int]  # path, warps, lanes, unroll
 NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
 
-@frozen(kw_only=True)
-class Shape:
-    """What the schedules depend on: the layer, and to how many blocks (``parts``) the query heads of a KV head are dealt."""
-
-    kv_heads: int
-    group: int  # query heads per KV head
-    head_dim: int
-    value_dim: int
-    capacity: int
-    dtype: DType
-    parts: int = 1
-
-    @property
-    def block_heads(self) -> int:
-        """Query heads of a block. They are dealt evenly: the block with the most decides about time, registers and shared memory."""
-        return -(-self.group // self.parts)
-
-    @property
-    def vector(self) -> int:
-        """Elements of one 16-byte vector."""
-        return 16 // self.dtype.bytes
-
-    @property
-    def head_vectors(self) -> int:
-        """16-byte vectors of one head."""
-        return self.head_dim // self.vector
-
-    @property
-    def value_vectors(self) -> int:
-        """16-byte vectors of one row of V."""
-        return self.value_dim // self.vector
-
-
-def shape_of(match: Match) -> Shape:
-    """The Shape of an attention match."""
-    kv_heads = match.integer("kv_heads")
-    return Shape(kv_heads=kv_heads, group=match.integer("heads") // kv_heads, head_dim=match.integer("head_dim"),
-                 value_dim=match.integer("value_dim", 0) or match.integer("head_dim"),
-                 capacity=match.integer("capacity"), dtype=match.need("q").spec.dtype)
-
-
 def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     """At most 64 legal schedules, best guess first.
 
@@ -108,19 +62,10 @@ def space_of(shape: Shape, target: Target) -> ScheduleSpace:
     """
     ways = _ways(shape, target)
     points = tuple(_in_order([points for _, points in ways], shape.group <= MOST_TENSOR_GROUP))
-    names = (*NAMES, PARTS) if any(_parts(point) > 1 for point in points) else NAMES
+    names = (*NAMES, PARTS) if any(parts_of(point) > 1 for point in points) else NAMES
     parameters = tuple(Parameter(name=name, values=_values(points, name)) for name in names)
     ruled_out = sum((_ruled_out(one, target) for one, _ in ways), Counter())
     return ScheduleSpace(parameters=parameters, points=points, ruled_out=tuple(sorted(ruled_out.items())))
-
-
-def in_parts(shape: Shape, schedule: Schedule) -> Shape:
-    """The shape with its query heads dealt as the schedule says."""
-    return evolve(shape, parts=_parts(schedule))
-
-
-def _parts(schedule: Schedule) -> int:
-    return int(dict(schedule.items).get(PARTS, 1))
 
 
 def _values(points: tuple[Schedule, ...], name: str) -> tuple[Scalar, ...]:
@@ -204,41 +149,11 @@ def _first_like(points: list[Schedule], wished: Sequence[dict[str, Scalar]]) -> 
 
 
 def _narrow(shape: Shape) -> bool:
-    return _stage_bytes(shape, "staged", 1, 1) <= NARROW_BYTES
+    return bytes_of_stages(shape, "staged", 1, 1) <= NARROW_BYTES
 
 
 def _narrow_long(way: list[Schedule]) -> tuple[dict[str, Scalar], ...]:
     return NARROW_LONG_CLUSTERED if way and way[0]["merge"] in CLUSTERED else NARROW_LONG
-
-
-def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
-    """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane."""
-    if path in TENSOR_PATHS:
-        unroll = unroll if path == "tensor" else 1
-        key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
-        return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
-    keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
-    heads = shape.block_heads
-    return (heads * shape.vector + 4 * unroll) * (keys + values) + unroll * heads + REGISTERS_BESIDE
-
-
-def shared_bytes(shape: Shape, schedule: Schedule) -> int:
-    """Static shared memory of a block; of ``in_parts(shape, schedule)``."""
-    return _shared_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] in CLUSTERED else 0)
-
-
-def stage_bytes(shape: Shape, schedule: Schedule) -> int:
-    """Dynamic shared memory of a block: its stages of K and V."""
-    return _stage_bytes(shape, str(schedule["path"]), schedule.integer("warps"), schedule.integer("unroll"))
-
-
-def _stage_bytes(shape: Shape, path: str, warps: int, stages: int) -> int:
-    return warps * stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes if path in STAGED_PATHS else 0
-
-
-def tile_of(path: str, warps: int, lanes: int, unroll: int) -> int:
-    """Positions of a block and round."""
-    return warps * (TENSOR_POSITIONS if path in TENSOR_PATHS else WARP // lanes) * (1 if path in STAGED_PATHS else unroll)
 
 
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:
@@ -344,12 +259,7 @@ def _clusters(shape: Shape, target: Target) -> tuple[int, ...]:
 
 def _fits_shared(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:
     path, warps, _, unroll = choice
-    static = _shared_bytes(shape, warps, cluster)
-    shared = static + _stage_bytes(shape, path, warps, unroll)
+    static = static_bytes(shape, warps, cluster)
+    shared = static + bytes_of_stages(shape, path, warps, unroll)
     crowded = cluster > CLUSTERS[0] and 2 * (shared + RESERVED_BYTES) > target.shared_bytes_per_sm
     return static <= STATIC_SHARED_BYTES and shared <= target.shared_bytes_per_block and not crowded
-
-
-def _shared_bytes(shape: Shape, warps: int, cluster: int) -> int:
-    merged = (warps + cluster) * shape.block_heads * (4 * shape.value_dim + 8)
-    return merged + 2 * ((shape.block_heads + 1) * shape.head_dim + shape.value_dim) + 16

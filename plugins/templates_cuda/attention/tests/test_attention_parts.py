@@ -7,7 +7,8 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_templates_cuda_attention import AttentionFamily
-from agentcompile_templates_cuda_attention.space import NAMES, PARTS, STATIC_SHARED_BYTES, schedule, with_parts
+from agentcompile_templates_cuda_attention.shape import PARTS
+from agentcompile_templates_cuda_attention.space import NAMES, STATIC_SHARED_BYTES, schedule, with_parts
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -35,7 +35,7 @@ from agentcompile_core.plugin_api import (
 
 from . import direct_space, ring_space
 from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
-from .ring_space import STATIC_GROUPS, ring_schedules, ring_shared_bytes, static_groups
+from .ring_space import AHEAD, LOOKS_AHEAD, PAUSE_NS, STATIC_GROUPS, ahead, ring_schedules, ring_shared_bytes, static_groups
 from .shape import WARP_SIZE, Shape, ceil_div, shape_of
 
 FOLDER = Path(__file__).parent
@@ -85,6 +85,7 @@ class GemvFamily(TemplateFamily):
         parameters = [Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in PARAMETER_NAMES]
         dealt = tuple(sorted({static_groups(point) for point in points} - {0}))
         parameters += [Parameter(name=STATIC_GROUPS, values=dealt)] * bool(dealt)
+        parameters += [Parameter(name=AHEAD, values=LOOKS_AHEAD)] * any(ahead(point) for point in points)
         ruled_out = direct_space.ruled_out(shape, target) + ring_space.ruled_out(shape, target)
         return ScheduleSpace(parameters=tuple(parameters), points=tuple(points), ruled_out=tuple(sorted(ruled_out.items())))
 
@@ -149,6 +150,8 @@ def _ring_plan(shape: Shape, schedule: Schedule, normed: bool) -> dict[str, bool
         **{name: schedule.integer(name) for name in ("warps", "blocks_per_sm", "rows", "columns", "stages", "in_flight")},
         "full_stages": shape.k % columns == 0,
         "static_groups": static_groups(schedule),
+        "ahead": ahead(schedule),
+        "pause_ns": PAUSE_NS,
         "held_vectors": _held_vectors(shape, consumers) if normed else _copied_vectors(shape, consumers),
     }
 

@@ -25,11 +25,15 @@ IN_FLIGHT_BYTES = (16 << 10, 64 << 10)  # least and most per block; deeper reque
 STATIC_GROUPS = "static_groups"
 MOST_DEALT = 4  # schedules of a match that are offered with dealt rows too
 LEAST_DEALT = 0.15  # of a matrix's groups of rows: less evens nothing out
+AHEAD = "ahead"
+LOOKS_AHEAD = (2, 4, 6)  # slots that are asked for as far as L2 while the block waits for x
+PAUSE_NS = 600  # between two of these; of slots of 16 KB by a block on each of 132 SMs 3.6 TB/s
+MOST_AHEAD = 2  # schedules of a match that are offered so, last
 STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, rounded up
 PATHS = ("ring", "tensor")  # by FMA, by tensor cores
 TENSOR_ROWS = 8  # of an instruction
 TENSOR_BYTES = 2  # of an element
-MOST_FMA, MOST_TENSOR = 90, 30
+MOST_FMA, MOST_TENSOR = 86, 30
 EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores behind the first two; others come last
 
 
@@ -45,7 +49,8 @@ def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     others = [schedule for schedule in ranked if schedule not in leading]
     dealt = [point for schedule in ranked[:MOST_DEALT] for point in _dealt(shape, schedule, target)]
     turns = (point for pair in zip_longest(dealt, others) for point in pair if point is not None)
-    return _with_tensor(shape, target, [*leading, *turns])
+    looking = [point for schedule in leading[:MOST_AHEAD] for point in _looking_ahead(shape, schedule, target)]
+    return (*_with_tensor(shape, target, [*leading, *turns]), *looking)
 
 
 def _with_tensor(shape: Shape, target: Target, points: list[Schedule]) -> tuple[Schedule, ...]:
@@ -61,6 +66,19 @@ def _with_tensor(shape: Shape, target: Target, points: list[Schedule]) -> tuple[
 def static_groups(schedule: Schedule) -> int:
     """Groups of rows that each block begins with where the rest is dealt; 0: each block has all of its rows from the start."""
     return int(dict(schedule.items).get(STATIC_GROUPS, 0))
+
+
+def ahead(schedule: Schedule) -> int:
+    """Slots behind the ring that a block asks for as far as L2 while it waits for x."""
+    return int(dict(schedule.items).get(AHEAD, 0))
+
+
+def _looking_ahead(shape: Shape, schedule: Schedule, target: Target) -> tuple[Schedule, ...]:
+    """The schedule with slots asked for ahead of the ring; none where a block has no more slots than that."""
+    blocks = shape.blocks(target, schedule.integer("blocks_per_sm"), schedule.integer("warps"))
+    slots = ceil_div(ceil_div(shape.n, blocks), schedule.integer("warps") * schedule.integer("rows")) * ceil_div(
+        shape.k, schedule.integer("columns"))
+    return tuple(Schedule({**dict(schedule.items), AHEAD: count}) for count in LOOKS_AHEAD if slots >= schedule.integer("stages") + count)
 
 
 def _dealt(shape: Shape, schedule: Schedule, target: Target) -> tuple[Schedule, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from agentcompile_cuda_kit.targets import PRESETS, preset
-from agentcompile_templates_cuda_gemv import GemvFamily
+from agentcompile_templates_cuda_gemv import GemvFamily, ring_space
 from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -93,6 +93,21 @@ def test_paired_rows_are_tried_with_half_as_many_warps_beside_the_usual_number(n
     assert max(flights) <= 4 / 3 * min(flights)
     alone = FAMILY.space(linear_match(2 * n, k, dtype=DType.BF16), device).points
     assert 4 not in {point["warps"] for point in alone if point["path"] == "ring"}
+
+
+def test_what_looks_ahead_comes_last_and_has_as_much_to_look_at() -> None:
+    device = preset("h200")
+    for name, match in SHAPES.items():
+        space = FAMILY.space(match, device)
+        ahead = [point for point in space.points if "ahead" in dict(point.items)]
+        assert all(point["path"] == "ring" and "static_groups" not in dict(point.items) for point in ahead)
+        for point in ahead:
+            blocks = FAMILY.lower(match, point, device).launches[0].grid[0]
+            groups = -(-(-(-match.integer("n") // blocks)) // (point.integer("warps") * point.integer("rows")))
+            slots = groups * -(-match.integer("k") // point.integer("columns"))
+            assert slots >= point.integer("stages") + point.integer("ahead"), name
+        assert not ahead or (min(map(space.points.index, ahead)) >= 60 and set(ring_space.LOOKS_AHEAD) >= {point["ahead"] for point in ahead})
+    assert any("ahead" in dict(point.items) for point in FAMILY.space(SHAPES["gate_up"], device).points)
 
 
 def test_no_ring_before_sm_90_and_none_for_rows_without_vectors() -> None:

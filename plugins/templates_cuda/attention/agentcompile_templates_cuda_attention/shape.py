@@ -1,0 +1,101 @@
+"""What attention schedules depend on, and what a block of one takes: registers, shared memory, positions of a round."""
+
+from attrs import evolve, frozen
+
+from agentcompile_core.plugin_api import DType, Match, Schedule
+
+WARP = 32
+PARTS = "parts"
+STAGED_PATHS = ("staged", "mixed")  # K and V in stages of shared memory; of the first round in registers, of others in stages
+TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; of one at a time
+TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
+REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
+CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
+
+
+@frozen(kw_only=True)
+class Shape:
+    """What the schedules depend on: the layer, and to how many blocks (``parts``) the query heads of a KV head are dealt."""
+
+    kv_heads: int
+    group: int  # query heads per KV head
+    head_dim: int
+    value_dim: int
+    capacity: int
+    dtype: DType
+    parts: int = 1
+
+    @property
+    def block_heads(self) -> int:
+        """Query heads of a block. They are dealt evenly: the block with the most decides about time, registers and shared memory."""
+        return -(-self.group // self.parts)
+
+    @property
+    def vector(self) -> int:
+        """Elements of one 16-byte vector."""
+        return 16 // self.dtype.bytes
+
+    @property
+    def head_vectors(self) -> int:
+        """16-byte vectors of one head."""
+        return self.head_dim // self.vector
+
+    @property
+    def value_vectors(self) -> int:
+        """16-byte vectors of one row of V."""
+        return self.value_dim // self.vector
+
+
+def shape_of(match: Match) -> Shape:
+    """The Shape of an attention match."""
+    kv_heads = match.integer("kv_heads")
+    return Shape(kv_heads=kv_heads, group=match.integer("heads") // kv_heads, head_dim=match.integer("head_dim"),
+                 value_dim=match.integer("value_dim", 0) or match.integer("head_dim"),
+                 capacity=match.integer("capacity"), dtype=match.need("q").spec.dtype)
+
+
+def in_parts(shape: Shape, schedule: Schedule) -> Shape:
+    """The shape with its query heads dealt as the schedule says."""
+    return evolve(shape, parts=parts_of(schedule))
+
+
+def parts_of(schedule: Schedule) -> int:
+    """To how many blocks the query heads of a KV head are dealt."""
+    return int(dict(schedule.items).get(PARTS, 1))
+
+
+def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
+    """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane."""
+    if path in TENSOR_PATHS:
+        unroll = unroll if path == "tensor" else 1
+        key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
+        return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
+    keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
+    heads = shape.block_heads
+    return (heads * shape.vector + 4 * unroll) * (keys + values) + unroll * heads + REGISTERS_BESIDE
+
+
+def shared_bytes(shape: Shape, schedule: Schedule) -> int:
+    """Static shared memory of a block; of ``in_parts(shape, schedule)``."""
+    return static_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] in CLUSTERED else 0)
+
+
+def stage_bytes(shape: Shape, schedule: Schedule) -> int:
+    """Dynamic shared memory of a block: its stages of K and V."""
+    return bytes_of_stages(shape, str(schedule["path"]), schedule.integer("warps"), schedule.integer("unroll"))
+
+
+def bytes_of_stages(shape: Shape, path: str, warps: int, stages: int) -> int:
+    """As ``stage_bytes``, of the parts of a schedule."""
+    return warps * stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes if path in STAGED_PATHS else 0
+
+
+def tile_of(path: str, warps: int, lanes: int, unroll: int) -> int:
+    """Positions of a block and round."""
+    return warps * (TENSOR_POSITIONS if path in TENSOR_PATHS else WARP // lanes) * (1 if path in STAGED_PATHS else unroll)
+
+
+def static_bytes(shape: Shape, warps: int, cluster: int) -> int:
+    """As ``shared_bytes``, of the parts of a schedule; ``cluster``: splits that merge inside one, else 0."""
+    merged = (warps + cluster) * shape.block_heads * (4 * shape.value_dim + 8)
+    return merged + 2 * ((shape.block_heads + 1) * shape.head_dim + shape.value_dim) + 16
