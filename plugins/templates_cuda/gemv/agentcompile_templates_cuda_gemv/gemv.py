@@ -35,7 +35,7 @@ from agentcompile_core.plugin_api import (
 
 from . import direct_space, ring_space
 from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
-from .ring_space import AHEAD, LOOKS_AHEAD, PAUSE_NS, STATIC_GROUPS, ahead, ring_schedules, ring_shared_bytes, static_groups
+from .ring_space import AHEAD, LOOKS_AHEAD, PAUSE_NS, STATIC_GROUPS, ahead, resident, ring_schedules, ring_shared_bytes, static_groups
 from .shape import WARP_SIZE, Shape, ceil_div, shape_of
 
 FOLDER = Path(__file__).parent
@@ -151,6 +151,7 @@ def _ring_plan(shape: Shape, schedule: Schedule, normed: bool) -> dict[str, bool
         "full_stages": shape.k % columns == 0,
         "static_groups": static_groups(schedule),
         "ahead": ahead(schedule),
+        "resident": resident(shape, schedule),
         "pause_ns": PAUSE_NS,
         "held_vectors": _held_vectors(shape, consumers) if normed else _copied_vectors(shape, consumers),
     }

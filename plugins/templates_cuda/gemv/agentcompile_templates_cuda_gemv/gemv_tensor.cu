@@ -118,7 +118,7 @@ __device__ __forceinline__ void consume_all(const Operands& operands, Ring ring,
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::blocks_per_sm)
+extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::resident)
 gemv_kernel(const Plan::X* x, const Plan::T* weight, const Plan::T* norm_weight, const Plan::T* norm_bias,
             const Plan::A0* aux0, const Plan::A1* aux1, Plan::Out* out, Plan::T* norm_out, const Plan::T* residual,
             const Plan::T* post_weight, Plan::T* residual_out, unsigned int* tickets, int n, int rows_each, int k, float norm_eps, float post_eps) {

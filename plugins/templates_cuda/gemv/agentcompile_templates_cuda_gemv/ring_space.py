@@ -33,6 +33,10 @@ STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, round
 PATHS = ("ring", "tensor")  # by FMA, by tensor cores
 TENSOR_ROWS = 8  # of an instruction
 TENSOR_BYTES = 2  # of an element
+# Of a thread, by how many matrices there are, where a slot has few rows: about as by FMA, since the kernels in front and behind want to be
+# on the SM too. The compiler takes 72 to 102 if it may, and spills with fewer.
+TENSOR_REGISTERS = {1: 56, 2: 72}
+REGISTERS_OF_SM = 1 << 16
 MOST_FMA, MOST_TENSOR = 86, 30
 EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores behind the first two; others come last
 
@@ -71,6 +75,14 @@ def static_groups(schedule: Schedule) -> int:
 def ahead(schedule: Schedule) -> int:
     """Slots behind the ring that a block asks for as far as L2 while it waits for x."""
     return int(dict(schedule.items).get(AHEAD, 0))
+
+
+def resident(shape: Shape, schedule: Schedule) -> int:
+    """Blocks of its size, the neighbours' among them, that the registers of a block leave room for on an SM."""
+    rows, threads = schedule.integer("warps") * schedule.integer("rows"), (schedule.integer("warps") + 1) * WARP_SIZE
+    few = schedule["path"] == "tensor" and ceil_div(rows, TENSOR_ROWS) * shape.pair <= 2 and schedule.integer("columns") <= 1024
+    room = REGISTERS_OF_SM // (threads * TENSOR_REGISTERS[shape.pair]) if few else 1
+    return max(schedule.integer("blocks_per_sm"), room)
 
 
 def _looking_ahead(shape: Shape, schedule: Schedule, target: Target) -> tuple[Schedule, ...]:

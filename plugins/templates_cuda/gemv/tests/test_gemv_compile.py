@@ -16,7 +16,7 @@ from agentcompile_templates_cuda_gemv import GemvFamily
 from agentcompile_templates_cuda_gemv.direct_space import direct_schedule
 from agentcompile_templates_cuda_gemv.ring_space import ring_schedule
 
-from agentcompile_core.plugin_api import DType, Feature, Match, StepSource, Target
+from agentcompile_core.plugin_api import DType, Feature, Match, Schedule, StepSource, Target
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
 from gemv_cases import ADD_AUX, SILU_GATE, linear_match
@@ -103,6 +103,17 @@ def test_the_first_choice_of_each_path_does_not_spill(match: object, tmp_path: P
         schedule = next(point for point in space.points if point["path"] == path)
         _, log = _compile(FAMILY.lower(match, schedule, preset("h200")), "sm_90", tmp_path)
         assert "0 bytes spill stores, 0 bytes spill loads" in log
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("match", "most"), [(QKV, 56), (DOWN, 56), (GATE, 72)], ids=["qkv", "down", "gate_up"])
+@pytest.mark.parametrize("warps", [4, 6, 8])
+def test_tensor_cores_leave_registers_to_the_kernels_around_them(match: Match, most: int, warps: int, tmp_path: Path) -> None:
+    """Left to itself the compiler takes 72 to 102, so that the blocks of the kernel behind it wait until these end."""
+    ring = ring_schedule(rows=1, columns=1024, stages=3, in_flight=2, blocks_per_sm=2, warps=warps)
+    _, log = _compile(FAMILY.lower(match, Schedule({**dict(ring.items), "path": "tensor"}), preset("h200")), "sm_90", tmp_path)
+    assert "0 bytes spill stores, 0 bytes spill loads" in log
+    assert all(int(used) <= most for used in re.findall(r"Used (\d+) registers", log))
 
 
 @pytest.mark.compile
