@@ -72,6 +72,19 @@ template <> struct Pair<__nv_bfloat16> {
   static __device__ __forceinline__ unsigned int word(__nv_bfloat162 both) { return *reinterpret_cast<const unsigned int*>(&both); }
 };
 
+// Of fp32 a word is one element.
+template <> struct Pair<float> {
+  static __device__ __forceinline__ unsigned int multiply(unsigned int a, unsigned int b) {
+    return __float_as_uint(__fmul_rn(__uint_as_float(a), __uint_as_float(b)));
+  }
+  static __device__ __forceinline__ unsigned int add(unsigned int a, unsigned int b) {
+    return __float_as_uint(__fadd_rn(__uint_as_float(a), __uint_as_float(b)));
+  }
+  static __device__ __forceinline__ unsigned int subtract(unsigned int a, unsigned int b) {
+    return __float_as_uint(__fsub_rn(__uint_as_float(a), __uint_as_float(b)));
+  }
+};
+
 // 16 bytes = 8 (16-bit types) or 4 (float) consecutive elements, moved by one instruction. The address must be a
 // multiple of 16 bytes. `load` is an ordinary coherent load; streaming loads of weights are in ptx.cuh.
 template <class T> struct Vec16 {
@@ -99,31 +112,13 @@ template <class T> struct Vec16 {
 
   // Element by element, each rounded to T.
   __device__ __forceinline__ Vec16 times(const Vec16& other) const {
-    return by_words(other, [](unsigned int a, unsigned int b) {
-      if constexpr (sizeof(T) == 4) {
-        return __float_as_uint(__fmul_rn(__uint_as_float(a), __uint_as_float(b)));
-      } else {
-        return Pair<T>::multiply(a, b);
-      }
-    });
+    return by_words(other, [](unsigned int a, unsigned int b) { return Pair<T>::multiply(a, b); });
   }
   __device__ __forceinline__ Vec16 plus(const Vec16& other) const {
-    return by_words(other, [](unsigned int a, unsigned int b) {
-      if constexpr (sizeof(T) == 4) {
-        return __float_as_uint(__fadd_rn(__uint_as_float(a), __uint_as_float(b)));
-      } else {
-        return Pair<T>::add(a, b);
-      }
-    });
+    return by_words(other, [](unsigned int a, unsigned int b) { return Pair<T>::add(a, b); });
   }
   __device__ __forceinline__ Vec16 minus(const Vec16& other) const {
-    return by_words(other, [](unsigned int a, unsigned int b) {
-      if constexpr (sizeof(T) == 4) {
-        return __float_as_uint(__fsub_rn(__uint_as_float(a), __uint_as_float(b)));
-      } else {
-        return Pair<T>::subtract(a, b);
-      }
-    });
+    return by_words(other, [](unsigned int a, unsigned int b) { return Pair<T>::subtract(a, b); });
   }
 
  private:
