@@ -92,10 +92,16 @@ def _has_setuptools(python: Path) -> bool:
 
 
 def _link_parent_environment(folder: Path) -> None:
-    """Inside a virtual environment, system_site_packages means the base interpreter; point at this one's packages as well."""
+    """Inside a virtual environment, system_site_packages means the base interpreter; point at this one's packages as well.
+
+    NVIDIA's own search for NVRTC and its headers looks into folders of packages alone, not at what they point to: those are linked.
+    """
     found = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))] + os.environ.get("PYTHONPATH", "").split(os.pathsep)
     site = next((folder / "lib").glob("python3*")) / "site-packages"
     (site / "parent_environment.pth").write_text("\n".join(p for p in found if p) + "\n")
+    libraries = next((Path(p) / "nvidia" for p in found if p and (Path(p) / "nvidia").is_dir()), None)
+    if libraries is not None and not (site / "nvidia").exists():
+        (site / "nvidia").symlink_to(libraries.resolve(), target_is_directory=True)
 
 
 if __name__ == "__main__":
