@@ -1,0 +1,26 @@
+"""An environment that is made inside another one sees that one's packages, and NVIDIA's libraries where NVIDIA's own search looks."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import setup_environment
+
+
+def test_packages_and_libraries_of_the_environment_around_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = tmp_path / "around" / "site-packages"
+    (around / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    (around / "only_there.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "without" / "site-packages"), str(around)])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    inside = tmp_path / "inside"
+    venv.EnvBuilder(system_site_packages=True).create(inside)
+    for _ in range(2):  # set up once more, nothing changes
+        setup_environment._link_parent_environment(inside)
+    code = "import site, only_there, pathlib; print(any((pathlib.Path(p) / 'nvidia/cu13/lib').is_dir() for p in site.getsitepackages()))"
+    done = subprocess.run([inside / "bin" / "python", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
