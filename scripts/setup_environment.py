@@ -59,30 +59,38 @@ def main() -> int:
     parser.add_argument("--torch", default="torch==2.13.0")
     parser.add_argument("--transformers", default="transformers>=5.17,<6")
     options = parser.parse_args()
-    print(f"setting up {options.venv} ({'with the torch that is installed' if options.use_system else options.torch}) ...", flush=True)
-    venv.EnvBuilder(with_pip=True, system_site_packages=options.use_system).create(options.venv)
+    again = Path(sys.prefix).resolve() == options.venv.resolve()  # it is active itself: what it is made of stays
+    with_installed = _parent_link(options.venv).exists() if again else options.use_system
+    print(f"setting up {options.venv} ({'with the torch that is installed' if with_installed else options.torch}) ...", flush=True)
     python = options.venv / "bin" / "python"
-    if options.use_system:
-        _link_parent_environment(options.venv)
-        missing = [
-            name
-            for name in ("attrs", "cattrs", "pluggy")
-            if importlib.util.find_spec(name.replace("attrs", "attr") if name == "attrs" else name) is None
-        ]
-        if not _has_setuptools(python):  # Python 3.11 puts an old one into every environment, in front of the installed one
-            subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], check=True)
-            missing += [] if _has_setuptools(python) else [TOOLS[0], TOOLS[1]]
-        if missing:
-            pip(python, *missing)
-    else:
+    if not again:
+        venv.EnvBuilder(with_pip=True, system_site_packages=with_installed).create(options.venv)
+    if not with_installed:
         pip(python, *TOOLS)
         pip(python, options.torch)
         pip(python, options.transformers, *CORE_NEEDS)
         pip(python, *CUDA_NEEDS)
         pip(python, *LITELLM, options.transformers, options.torch)
+    elif not again:
+        _complete_installed(options.venv, python)
     install_projects(python)
     print("ready", flush=True)
     return 0
+
+
+def _complete_installed(folder: Path, python: Path) -> None:
+    """Build on the packages of the environment that this runs in, and add what it lacks."""
+    _link_parent_environment(folder)
+    missing = [
+        name
+        for name in ("attrs", "cattrs", "pluggy")
+        if importlib.util.find_spec(name.replace("attrs", "attr") if name == "attrs" else name) is None
+    ]
+    if not _has_setuptools(python):  # Python 3.11 puts an old one into every environment, in front of the installed one
+        subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], check=True)
+        missing += [] if _has_setuptools(python) else [TOOLS[0], TOOLS[1]]
+    if missing:
+        pip(python, *missing)
 
 
 def _has_setuptools(python: Path) -> bool:
@@ -97,11 +105,16 @@ def _link_parent_environment(folder: Path) -> None:
     NVIDIA's own search for NVRTC and its headers looks into folders of packages alone, not at what they point to: those are linked.
     """
     found = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))] + os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    site = next((folder / "lib").glob("python3*")) / "site-packages"
-    (site / "parent_environment.pth").write_text("\n".join(p for p in found if p) + "\n")
+    link = _parent_link(folder)
+    link.write_text("\n".join(p for p in found if p) + "\n")
     libraries = next((Path(p) / "nvidia" for p in found if p and (Path(p) / "nvidia").is_dir()), None)
-    if libraries is not None and not (site / "nvidia").exists():
-        (site / "nvidia").symlink_to(libraries.resolve(), target_is_directory=True)
+    if libraries is not None and not (link.parent / "nvidia").exists():
+        (link.parent / "nvidia").symlink_to(libraries.resolve(), target_is_directory=True)
+
+
+def _parent_link(folder: Path) -> Path:
+    """The file that names the folders of the environment around."""
+    return next((folder / "lib").glob("python3*"), folder / "lib") / "site-packages" / "parent_environment.pth"
 
 
 if __name__ == "__main__":

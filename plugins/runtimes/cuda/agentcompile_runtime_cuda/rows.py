@@ -60,8 +60,9 @@ _MERGE_SCALARS = tuple(i32(n, 0) for n in ("tokens", "heads", "dim"))
 _ROPE_SCALARS = (*(i32(n, 0) for n in ("tokens", "heads", "dim", "rotary")), i64("token_stride", 0), i64("head_stride", 0),
                  i32("interleaved", 0))
 _STRIDES = tuple(f"{name}_{which}" for which in ("heads", "token", "head", "out_token", "out_head") for name in "qkv")
-_PLACE_SCALARS = (*(i32(n, 0) for n in (*_STRIDES, "tokens", "capacity", "each", "dim", "rotary", "lanes", "normed", "turned", "moved", "style")),
-                  f32("eps", 0.0), i32("kind", 0))
+_PLACE_SCALARS = (
+    *(i32(n, 0) for n in (*_STRIDES, "tokens", "capacity", "each", "dim", "rotary", "lanes", "normed", "turned", "moved", "style")),
+    f32("eps", 0.0), i32("kind", 0))
 SHAPES_OF = slice(-10, None)  # of those scalars the ones that say what is computed, and in which way: from each on
 
 
