@@ -35,11 +35,10 @@ from agentcompile_core.plugin_api import (
 
 from . import direct_space, ring_space
 from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
-from .ring_space import AHEAD, LOOKS_AHEAD, PAUSE_NS, STATIC_GROUPS, ahead, resident, ring_schedules, ring_shared_bytes, static_groups
+from .ring_space import AHEAD, STATIC_GROUPS, ahead, pause_ns, ring_schedules, ring_shared_bytes, room_by_registers, static_groups
 from .shape import WARP_SIZE, Shape, ceil_div, shape_of
 
 FOLDER = Path(__file__).parent
-MOST_RING_POINTS = 120
 MOST_DIRECT_POINTS = 80
 MOST_HELD_VECTORS = 4  # 16-byte vectors of x that a thread keeps in registers while it is normalized
 MOST_COPIED_VECTORS = 8  # as they are, that a thread has on their way at a time
@@ -78,14 +77,14 @@ class GemvFamily(TemplateFamily):
     def space(self, match: Match, target: Target) -> ScheduleSpace:
         """At most 200 schedules; two ring schedules for each direct one where the ring is possible."""
         shape = shape_of(match)
-        rings = iter(ring_schedules(shape, target)[:MOST_RING_POINTS])
+        rings = iter(ring_schedules(shape, target))
         points: list[Schedule] = []
         for pair in zip_longest(zip_longest(rings, rings), direct_schedules(shape, target)[:MOST_DIRECT_POINTS]):
             points.extend(schedule for schedule in (*(pair[0] or ()), pair[1]) if schedule is not None)
         parameters = [Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in PARAMETER_NAMES]
-        dealt = tuple(sorted({static_groups(point) for point in points} - {0}))
-        parameters += [Parameter(name=STATIC_GROUPS, values=dealt)] * bool(dealt)
-        parameters += [Parameter(name=AHEAD, values=LOOKS_AHEAD)] * any(ahead(point) for point in points)
+        for name, of in ((STATIC_GROUPS, static_groups), (AHEAD, ahead)):
+            values = tuple(sorted({of(point) for point in points} - {0}))
+            parameters += [Parameter(name=name, values=values)] * bool(values)
         ruled_out = direct_space.ruled_out(shape, target) + ring_space.ruled_out(shape, target)
         return ScheduleSpace(parameters=tuple(parameters), points=tuple(points), ruled_out=tuple(sorted(ruled_out.items())))
 
@@ -103,7 +102,7 @@ class GemvFamily(TemplateFamily):
         shape = shape_of(match)
         ring = schedule["path"] in ring_space.PATHS
         normed = match.text("norm", "none") != "none" or match.operand("residual") is not None
-        plan = _ring_plan(shape, schedule, normed) if ring else _direct_plan(shape, schedule, target)
+        plan = _ring_plan(shape, schedule, target, normed) if ring else _direct_plan(shape, schedule, target)
         element = match.need("weight").spec.dtype
         pdl = target.has(Feature.GRIDDEPCONTROL)
         constants = {
@@ -142,7 +141,7 @@ def _types(match: Match) -> dict[str, str]:
     return {name: c_type(operand.spec.dtype if (operand := match.operand(of)) is not None else element) for name, of in given.items()}
 
 
-def _ring_plan(shape: Shape, schedule: Schedule, normed: bool) -> dict[str, bool | int | float]:
+def _ring_plan(shape: Shape, schedule: Schedule, target: Target, normed: bool) -> dict[str, bool | int | float]:
     consumers = schedule.integer("warps") * WARP_SIZE
     columns = schedule.integer("columns")
     return {
@@ -151,8 +150,8 @@ def _ring_plan(shape: Shape, schedule: Schedule, normed: bool) -> dict[str, bool
         "full_stages": shape.k % columns == 0,
         "static_groups": static_groups(schedule),
         "ahead": ahead(schedule),
-        "resident": resident(shape, schedule),
-        "pause_ns": PAUSE_NS,
+        "resident": room_by_registers(shape, schedule, target),
+        "pause_ns": pause_ns(shape, schedule, target) if ahead(schedule) else 0,
         "held_vectors": _held_vectors(shape, consumers) if normed else _copied_vectors(shape, consumers),
     }
 

@@ -27,7 +27,7 @@ MOST_DEALT = 4  # schedules of a match that are offered with dealt rows too
 LEAST_DEALT = 0.15  # of a matrix's groups of rows: less evens nothing out
 AHEAD = "ahead"
 LOOKS_AHEAD = (2, 4, 6)  # slots that are asked for as far as L2 while the block waits for x
-PAUSE_NS = 600  # between two of these; of slots of 16 KB by a block on each of 132 SMs 3.6 TB/s
+AHEAD_SHARE = 0.5  # of the bandwidth that they may take if all blocks of the grid ask for them; beside what waits for x it is one an SM
 MOST_AHEAD = 2  # schedules of a match that are offered so, last
 STATIC_SHARED_BYTES = 512  # barriers and reduction scratch of the kernel, rounded up
 PATHS = ("ring", "tensor")  # by FMA, by tensor cores
@@ -36,8 +36,7 @@ TENSOR_BYTES = 2  # of an element
 # Of a thread, by how many matrices there are, where a slot has few rows: about as by FMA, since the kernels in front and behind want to be
 # on the SM too. The compiler takes 72 to 102 if it may, and spills with fewer.
 TENSOR_REGISTERS = {1: 56, 2: 72}
-REGISTERS_OF_SM = 1 << 16
-MOST_FMA, MOST_TENSOR = 86, 30
+MOST_POINTS, MOST_FMA, MOST_TENSOR = 120, 90, 30
 EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores behind the first two; others come last
 
 
@@ -54,7 +53,7 @@ def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     dealt = [point for schedule in ranked[:MOST_DEALT] for point in _dealt(shape, schedule, target)]
     turns = (point for pair in zip_longest(dealt, others) for point in pair if point is not None)
     looking = [point for schedule in leading[:MOST_AHEAD] for point in _looking_ahead(shape, schedule, target)]
-    return (*_with_tensor(shape, target, [*leading, *turns]), *looking)
+    return (*_with_tensor(shape, target, [*leading, *turns])[: MOST_POINTS - len(looking)], *looking)
 
 
 def _with_tensor(shape: Shape, target: Target, points: list[Schedule]) -> tuple[Schedule, ...]:
@@ -77,11 +76,17 @@ def ahead(schedule: Schedule) -> int:
     return int(dict(schedule.items).get(AHEAD, 0))
 
 
-def resident(shape: Shape, schedule: Schedule) -> int:
+def pause_ns(shape: Shape, schedule: Schedule, target: Target) -> int:
+    """Nanoseconds between two slots that a block asks for ahead."""
+    blocks = shape.blocks(target, schedule.integer("blocks_per_sm"), schedule.integer("warps"))
+    return math.ceil(1e3 * target.floor_us(blocks * stage_bytes(shape, schedule)) / AHEAD_SHARE)
+
+
+def room_by_registers(shape: Shape, schedule: Schedule, target: Target) -> int:
     """Blocks of its size, the neighbours' among them, that the registers of a block leave room for on an SM."""
     rows, threads = schedule.integer("warps") * schedule.integer("rows"), (schedule.integer("warps") + 1) * WARP_SIZE
     few = schedule["path"] == "tensor" and ceil_div(rows, TENSOR_ROWS) * shape.pair <= 2 and schedule.integer("columns") <= 1024
-    room = REGISTERS_OF_SM // (threads * TENSOR_REGISTERS[shape.pair]) if few else 1
+    room = target.registers_per_sm // (threads * TENSOR_REGISTERS[shape.pair]) if few else 1
     return max(schedule.integer("blocks_per_sm"), room)
 
 

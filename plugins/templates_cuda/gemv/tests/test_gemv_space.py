@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -107,8 +108,13 @@ def test_what_looks_ahead_comes_last_and_has_as_much_to_look_at() -> None:
             groups = math.ceil(rows / (point.integer("warps") * point.integer("rows")))
             slots = groups * math.ceil(match.integer("k") / point.integer("columns"))
             assert slots >= point.integer("stages") + point.integer("ahead"), name
+            pause = re.search(r"int pause_ns = (\d+);", FAMILY.lower(match, point, device).headers[0][1])
+            slot = point.integer("warps") * point.integer("rows") * match.integer("pair") * point.integer("columns") * 2
+            assert pause and blocks * slot / int(pause[1]) <= 0.51 * device.memory_gbps, "bytes a nanosecond: half of the bandwidth"
         assert all(space.points.index(point) >= 60 and point["ahead"] in ring_space.LOOKS_AHEAD for point in ahead)
-    assert any("ahead" in dict(point.items) for point in FAMILY.space(SHAPES["gate_up"], device).points)
+    rings = [point for point in FAMILY.space(linear_match(14336, 4096, pair=2), device).points if point["path"] != "direct"]
+    looking = [point["ahead"] for point in rings if "ahead" in dict(point.items)]
+    assert len(rings) <= 120 and sorted(looking) == sorted([2, 4, 6] * 2), "none is cut off"
 
 
 def test_no_ring_before_sm_90_and_none_for_rows_without_vectors() -> None:
