@@ -33,7 +33,9 @@ from agentcompile_core.ir.selection import SelectedStep
 from agentcompile_core.stages.select import chain
 from agentcompile_core.worker.chain_question import Alternative, ChainQuestion, Selections, replaced
 from agentcompile_core.worker.judge import Judge
-from agentcompile_core.worker.paired import lower_bound, upper_bound
+from agentcompile_core.worker.paired import Timed, lower_bound, upper_bound
+
+REFUSED = (LookupError, ValueError, TypeError, AgentCompileError)  # what a line may ask for that is no schedule
 
 
 @frozen
@@ -47,7 +49,7 @@ class Change:
 def changes_of(line: str) -> tuple[Change, ...]:
     """The changes of one line."""
     found = []
-    for part in line.split(";"):
+    for part in filter(str.strip, line.split(";")):
         match, _, values = part.strip().partition(" ")
         pairs = (value.strip().partition("=")[::2] for value in values.split(",") if value.strip())
         found.append(Change(match, tuple((key, _value(text)) for key, text in pairs)))
@@ -95,8 +97,7 @@ class Asked:
 
     def _heard(self, question: ChainQuestion, *rest: Any) -> Any:
         selections, answer = self._ask(question, *rest)
-        if answer is not None:
-            self.answered.append((question, selections))
+        self.answered.append((question, selections))  # without an answer what was held before: every range has its place
         return selections, answer
 
 
@@ -109,9 +110,9 @@ class Tried:
         self.regions = {region.signature: region for region in question.regions}
         self.held, self.best = held, self.judge.captured(held)
 
-    def steps(self, match: str) -> Iterator[tuple[str, SelectedStep, Match]]:
-        """The steps that are meant, with their regions."""
-        for selection in self.held:
+    def steps(self, held: Selections, match: str) -> Iterator[tuple[str, SelectedStep, Match]]:
+        """The steps of ``held`` that are meant, with their regions."""
+        for selection in held:
             for step in selection.steps:
                 found = self.regions[selection.signature].match_by_id[step.step.match_id]
                 if match in found.id or match == f"{found.integer('n', 0)}x{found.integer('k', 0)}":
@@ -121,7 +122,7 @@ class Tried:
         """What is held, with them."""
         held = self.held
         for change in changes:
-            found = list(self.steps(change.match))
+            found = list(self.steps(held, change.match))
             if not found:
                 raise LookupError(f"no step has {change.match} in its match: {[s.step.match_id for x in self.held for s in x.steps]}")
             for signature, step, match in found:
@@ -136,30 +137,29 @@ class Tried:
         """Compile what they need side by side."""
         sources = {}
         for changes in all_changes:
-            with contextlib.suppress(LookupError):
+            with contextlib.suppress(*REFUSED):
                 steps = [step for selection in self.with_changes(changes) for step in selection.steps]
                 sources |= {step.source.digest: step.source for step in steps if step.source is not None}
         missing = [source for digest, source in sources.items() if digest not in self.judge.kernels]
         with ThreadPoolExecutor() as pool:
-            for kernel in pool.map(lambda source: self.judge.backend.build(source, self.context.target), missing):
-                self.judge.kernels[kernel.digest] = kernel
+            builds = [pool.submit(self.judge.backend.build, source, self.context.target) for source in missing]
+        for build in builds:
+            with contextlib.suppress(*REFUSED):  # said where it is tried
+                self.judge.kernels[build.result().digest] = build.result()
 
     def row(self, changes: tuple[Change, ...], pairs: int, keep: bool) -> dict[str, Any]:
         """What one of them takes."""
         try:
             challenger = self.with_changes(changes)
-        except LookupError as exc:
-            return {"refused": str(exc)}
-        try:
             variant = self.judge.captured(challenger)
-        except AgentCompileError as exc:
-            return {"refused": str(exc)}
+        except REFUSED as exc:
+            return {"refused": " ".join(str(exc).split())[:300]}
         before = {s.source.digest for x in self.held for s in x.steps if s.source}
         digests = [s.source.digest for x in challenger for s in x.steps if s.source and s.source.digest not in before]
         resources = [self.judge.kernels[digest].resources for digest in digests]
         said: dict[str, Any] = {"registers": [r.registers for r in resources], "shared": [r.shared_bytes for r in resources]}
         variant.sample_us()
-        times = [(variant.sample_us(), self.best.sample_us()) for _ in range(pairs)]
+        times = [_pair(variant, self.best) if number % 2 else _pair(self.best, variant)[::-1] for number in range(pairs)]
         ratios = [mine / best for mine, best in times]
         wrong = variant.wrong()
         if keep and not wrong and upper_bound(ratios) < 1.0:
@@ -167,6 +167,10 @@ class Tried:
         return {**said, "us": round(statistics.median(mine for mine, _ in times), 1),
                 "held_us": round(statistics.median(best for _, best in times), 1), "ratio": round(statistics.mean(ratios), 4),
                 "interval": [round(lower_bound(ratios), 4), round(upper_bound(ratios), 4)], **({"wrong": wrong} if wrong else {})}
+
+
+def _pair(first: Timed, second: Timed) -> tuple[float, float]:
+    return first.sample_us(), second.sample_us()
 
 
 def main() -> int:
@@ -180,6 +184,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="what wins is what the next ones are compared with")
     options = parser.parse_args()
     options.context = context_of(options.model, options.context)
+    if not 0 <= options.position < options.context:
+        raise SystemExit(f"--position {options.position}: allowed are numbers below the context of {options.context}")
     lines = [line.strip() for line in options.changes.read_text().splitlines() if line.strip() and not line.startswith("#")]
     with Asked() as asked, kept_or_passing(options) as store:
         model, _ = compiled_model(options.model, options, store)

@@ -59,13 +59,15 @@ def main() -> int:
     parser.add_argument("--torch", default="torch==2.13.0")
     parser.add_argument("--transformers", default="transformers>=5.17,<6")
     options = parser.parse_args()
-    again = Path(sys.prefix).resolve() == options.venv.resolve()  # it is active itself: what it is made of stays
+    again = Path(sys.prefix).resolve() == options.venv.resolve()  # it is active itself: its torch and transformers stay
     with_installed = _parent_link(options.venv).exists() if again else options.use_system
     print(f"setting up {options.venv} ({'with the torch that is installed' if with_installed else options.torch}) ...", flush=True)
     python = options.venv / "bin" / "python"
     if not again:
         venv.EnvBuilder(with_pip=True, system_site_packages=with_installed).create(options.venv)
-    if not with_installed:
+    if again and not with_installed and all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        pip(python, *TOOLS, *CORE_NEEDS, *CUDA_NEEDS, *LITELLM)
+    elif not with_installed:
         pip(python, *TOOLS)
         pip(python, options.torch)
         pip(python, options.transformers, *CORE_NEEDS)
@@ -108,8 +110,11 @@ def _link_parent_environment(folder: Path) -> None:
     link = _parent_link(folder)
     link.write_text("\n".join(p for p in found if p) + "\n")
     libraries = next((Path(p) / "nvidia" for p in found if p and (Path(p) / "nvidia").is_dir()), None)
-    if libraries is not None and not (link.parent / "nvidia").exists():
-        (link.parent / "nvidia").symlink_to(libraries.resolve(), target_is_directory=True)
+    place = link.parent / "nvidia"
+    if place.is_symlink() and not place.exists():  # what it pointed to has moved
+        place.unlink()
+    if libraries is not None and not place.exists():
+        place.symlink_to(libraries.resolve(), target_is_directory=True)
 
 
 def _parent_link(folder: Path) -> Path:

@@ -19,6 +19,8 @@ def test_packages_and_libraries_of_the_environment_around_are_found(tmp_path: Pa
     monkeypatch.delenv("PYTHONPATH", raising=False)
     inside = tmp_path / "inside"
     venv.EnvBuilder(system_site_packages=True).create(inside)
+    place = setup_environment._parent_link(inside).parent / "nvidia"
+    place.symlink_to(tmp_path / "moved")  # of an environment that is no longer there
     for _ in range(2):  # set up once more, nothing changes
         setup_environment._link_parent_environment(inside)
     code = "import site, only_there, pathlib; print(any((pathlib.Path(p) / 'nvidia/cu13/lib').is_dir() for p in site.getsitepackages()))"
@@ -41,6 +43,7 @@ def test_an_environment_that_is_active_itself_is_brought_up_to_date_and_not_made
     monkeypatch.setattr(setup_environment.venv, "EnvBuilder", None)
     monkeypatch.setattr(setup_environment.subprocess, "run", lambda command, **_: asked.append(tuple(command)))
     assert setup_environment.main() == 0
-    installed = [command for command in asked if any(part.startswith("torch") for part in command)]
+    installed = [command for command in asked if "attrs>=23.3" in command]
     assert bool(installed) is not linked and any("-e" in command for command in asked)
+    assert not any(part.startswith(("torch", "transformers")) for command in asked for part in command), "they stay as they are"
     assert link.exists() is linked and all(command[0] == str(tmp_path / "bin" / "python") for command in asked)

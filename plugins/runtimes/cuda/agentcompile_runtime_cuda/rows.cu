@@ -318,6 +318,7 @@ place_heads(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T*
 #pragma unroll
     for (int t = 0; t < tokens_at_once; ++t) {
       const int token = begin + t;
+      if (token - first >= each) break;  // of all lanes
       if (normed != 0) {  // by all lanes of the warp, whichever theirs are
         float squares = sum_of_squares(low[t]) + sum_of_squares(high[t]);
         for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(ac::full_warp, squares, offset);

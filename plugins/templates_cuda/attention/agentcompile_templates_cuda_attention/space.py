@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, product, zip_longest
 
-from agentcompile_cuda_kit.needs import REGISTERS, SHARED, most_registers
+from agentcompile_cuda_kit.needs import FEW_BLOCKS, REGISTERS, SHARED, most_registers
 from attrs import evolve
 
 from agentcompile_core.plugin_api import DType, Feature, Parameter, Scalar, Schedule, ScheduleSpace, Target
@@ -203,7 +203,9 @@ def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
         if not _fits_registers(shape, choice, target):
             found[REGISTERS] += len(clusters)
             continue
-        found[SHARED] += sum(not _fits_shared(shape, choice, cluster, target) for cluster in clusters)
+        fitting = [cluster for cluster in clusters if _fits_shared(shape, choice, cluster, target)]
+        found[SHARED] += len(clusters) - len(fitting)
+        found[FEW_BLOCKS] += sum(not _fits_twice(shape, choice, cluster, target) for cluster in fitting)
     return +found
 
 
@@ -225,7 +227,8 @@ def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[S
     for splits, merge, rank in _merges(shape, target):
         for place, (path, warps, lanes, unroll) in enumerate(choices):
             tile = tile_of(path, warps, lanes, unroll)
-            fits = _fits_shared(shape, (path, warps, lanes, unroll), splits if merge in CLUSTERED else 0, target)
+            choice, cluster = (path, warps, lanes, unroll), splits if merge in CLUSTERED else 0
+            fits = _fits_shared(shape, choice, cluster, target) and _fits_twice(shape, choice, cluster, target)
             if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
                 ranked += [(rank + place, with_parts(schedule(path, warps, lanes, unroll, splits, merge, early), shape.parts))
                            for early in _early(merge, target)]
@@ -261,5 +264,12 @@ def _fits_shared(shape: Shape, choice: _Choice, cluster: int, target: Target) ->
     path, warps, _, unroll = choice
     static = static_bytes(shape, warps, cluster)
     shared = static + bytes_of_stages(shape, path, warps, unroll)
-    crowded = cluster > CLUSTERS[0] and 2 * (shared + RESERVED_BYTES) > target.shared_bytes_per_sm
-    return static <= STATIC_SHARED_BYTES and shared <= target.shared_bytes_per_block and not crowded
+    return static <= STATIC_SHARED_BYTES and shared <= target.shared_bytes_per_block
+
+
+def _fits_twice(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:
+    """Whether two blocks share an SM, where a cluster needs that."""
+    path, warps, lanes, unroll = choice
+    shared = static_bytes(shape, warps, cluster) + bytes_of_stages(shape, path, warps, unroll) + RESERVED_BYTES
+    held = registers(shape, path, lanes, unroll) * warps * WARP
+    return cluster <= CLUSTERS[0] or (2 * shared <= target.shared_bytes_per_sm and 2 * held <= target.registers_per_sm)

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_templates_cuda_attention import AttentionFamily
+from agentcompile_templates_cuda_attention import AttentionFamily, space
+from agentcompile_templates_cuda_attention.shape import bytes_of_stages, registers, shape_of, static_bytes
 from agentcompile_templates_cuda_attention.space import STATIC_SHARED_BYTES
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentcompile_core.plugin_api import DType, Feature, check_source
 
@@ -98,6 +101,28 @@ def test_clusters_of_16_blocks_are_for_heads_that_leave_most_of_the_gpu_alone() 
     many = {p["splits"] for p in FAMILY.space(evolve(QWEN, kv_heads=16).match(), H200).points if p["merge"] == "message"}
     few = {p["splits"] for p in FAMILY.space(evolve(QWEN, kv_heads=2).match(), H200).points if p["merge"] == "message"}
     assert 16 not in many and 16 in few
+
+
+@given(warps=st.integers(1, 16), stages=st.integers(1, 4), path=st.sampled_from(["staged", "mixed", "tensor"]),
+       group=st.sampled_from([2, 4, 8]))
+def test_two_blocks_of_a_cluster_of_16_fit_on_an_sm(warps: int, stages: int, path: str, group: int) -> None:
+    """Not every GPC has 16 SMs: 6 warps of two stages, which want an SM for each block, took twice the time of 4."""
+    shape = shape_of(evolve(QWEN, group=group).match())
+    choice = (path, warps, 4, stages)
+    fits = space._fits_twice(shape, choice, 16, H200)
+    shared = static_bytes(shape, warps, 16) + bytes_of_stages(shape, path, warps, stages) + 1024
+    assert fits is (2 * shared <= 228 << 10 and 2 * registers(shape, path, 4, stages) * 32 * warps <= 1 << 16)
+    assert space._fits_twice(shape, choice, 8, H200)
+    for point in FAMILY.space(evolve(QWEN, group=group).match(), H200).points:
+        if point["merge"] != "global" and point["splits"] == 16:
+            assert space._fits_twice(shape, tuple(point[name] for name in ("path", "warps", "lanes", "unroll")), 16, H200)
+
+
+def test_five_warps_are_in_clusters_of_16_and_six_are_not() -> None:
+    shape = shape_of(QWEN.match())
+    assert space._fits_twice(shape, ("staged", 5, 4, 2), 16, H200) and not space._fits_twice(shape, ("staged", 6, 4, 2), 16, H200)
+    points = FAMILY.space(QWEN.match(), H200).points
+    assert any((p["warps"], p["splits"], p["merge"]) == (5, 16, "message") for p in points)
 
 
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:

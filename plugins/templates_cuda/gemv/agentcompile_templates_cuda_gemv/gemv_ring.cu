@@ -1,7 +1,7 @@
 // Matrix-vector product for one token, weights through a ring of bulk copies in shared memory (the "ring" schedules, sm_90+; gemv_stream.cuh):
 // every consumer warp owns the same rows of every slot, and multiplies by FMA.
 //
-// Wins for all long weight streams on sm_90 and later: two blocks per SM, 8 consumer warps, 64-80 KB in flight per SM.
+// Wins for all long weight streams on sm_90 and later: two blocks per SM, 8 consumer warps (4 of paired rows), 64-80 KB in flight per SM.
 #include "gemv_stream.cuh"
 
 namespace {

@@ -180,8 +180,8 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* barrier, unsigned parity
   __trap();
 #endif
 }
-// As `mbarrier_wait`, but for about so many nanoseconds at the most; whether the phase is complete. It orders nothing: what other threads
-// did before they arrived is seen behind an `mbarrier_wait`.
+// As `mbarrier_wait`, but for about so many nanoseconds at the most; whether the phase is complete. It promises no order: what other
+// threads did before they arrived is seen behind an `mbarrier_wait`. The hardware may give up earlier.
 __device__ __forceinline__ bool mbarrier_wait_for(Mbarrier* barrier, unsigned parity, unsigned ns) {
 #if AC_HAS_BULK_COPY
   unsigned complete = 0;
