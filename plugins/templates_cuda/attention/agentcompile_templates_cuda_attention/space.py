@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, product, zip_longest
 
-from agentcompile_cuda_kit.needs import FEW_BLOCKS, REGISTERS, SHARED, most_registers
+from agentcompile_cuda_kit.needs import FEW_BLOCKS, REGISTERS, SHARED, SHARED_RESERVED_PER_BLOCK, most_registers
 from attrs import evolve
 
 from agentcompile_core.plugin_api import DType, Feature, Parameter, Scalar, Schedule, ScheduleSpace, Target
@@ -12,7 +12,6 @@ from agentcompile_core.plugin_api import DType, Feature, Parameter, Scalar, Sche
 from .shape import CLUSTERED, PARTS, WARP, Shape, bytes_of_stages, parts_of, registers, static_bytes, tile_of
 
 STATIC_SHARED_BYTES = 48 << 10  # static shared memory of a kernel
-RESERVED_BYTES = 1 << 10  # of shared memory, by the driver for each block
 MOST_POINTS = 64
 MOST_TENSOR_GROUP = 8  # query heads of a block that one tensor-core fragment holds
 PART_HEADS = (8, 4, 2)  # of a part, at the most: the fewer, the more often K and V are read, and the less a block has to merge
@@ -270,6 +269,6 @@ def _fits_shared(shape: Shape, choice: _Choice, cluster: int, target: Target) ->
 def _fits_twice(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:
     """Whether two blocks share an SM, where a cluster needs that."""
     path, warps, lanes, unroll = choice
-    shared = static_bytes(shape, warps, cluster) + bytes_of_stages(shape, path, warps, unroll) + RESERVED_BYTES
+    shared = static_bytes(shape, warps, cluster) + bytes_of_stages(shape, path, warps, unroll) + SHARED_RESERVED_PER_BLOCK
     held = registers(shape, path, lanes, unroll) * warps * WARP
     return cluster <= CLUSTERS[0] or (2 * shared <= target.shared_bytes_per_sm and 2 * held <= target.registers_per_sm)

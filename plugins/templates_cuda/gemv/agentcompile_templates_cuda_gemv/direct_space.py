@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from agentcompile_cuda_kit.needs import FEW_BLOCKS, REGISTERS, SHARED
+from agentcompile_cuda_kit.needs import FEW_BLOCKS, REGISTERS, SHARED, SHARED_RESERVED_PER_BLOCK
 
 from agentcompile_core.plugin_api import Feature, Schedule, Target
 
-from .shape import SHARED_RESERVED_PER_BLOCK, VECTOR_BYTES, WARP_SIZE, Shape, ceil_div
+from .shape import VECTOR_BYTES, WARP_SIZE, Shape, ceil_div
 
 STATIC_SHARED_BYTES = 2048  # reduction scratch of the kernel, rounded up
 # Registers per thread that hold a batch of 16-byte vectors without spills, measured with nvcc 13 over all paths:

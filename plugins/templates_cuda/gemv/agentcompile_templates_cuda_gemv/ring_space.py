@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product, zip_longest
 
-from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED
+from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED, SHARED_RESERVED_PER_BLOCK
 
 from agentcompile_core.plugin_api import Feature, Schedule, Target
 
-from .shape import SHARED_RESERVED_PER_BLOCK, WARP_SIZE, Shape, ceil_div
+from .shape import WARP_SIZE, Shape, ceil_div
 
 LARGEST_RING_BYTES = 96 << 10
 USUAL_RING_BYTES = 64 << 10

@@ -8,7 +8,6 @@ from agentcompile_core.plugin_api import Match, Target
 
 WARP_SIZE = 32
 VECTOR_BYTES = 16
-SHARED_RESERVED_PER_BLOCK = 1024  # what the driver keeps of an SM's shared memory for each resident block
 
 
 def ceil_div(numerator: int, denominator: int) -> int:

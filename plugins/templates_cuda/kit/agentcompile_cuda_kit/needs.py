@@ -3,6 +3,7 @@
 from agentcompile_core.plugin_api import Needs, Target
 
 MOST_REGISTERS = 255  # of a thread
+SHARED_RESERVED_PER_BLOCK = 1024  # what the driver keeps of an SM's shared memory for each resident block
 REGISTERS = "more registers than its blocks leave a thread"
 SHARED = "more shared memory than a block may have"
 FEW_BLOCKS = "too few of its blocks fit on an SM at once"

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED
+from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED, SHARED_RESERVED_PER_BLOCK
 
 from agentcompile_core.plugin_api import Feature, Schedule, Target
 
@@ -15,7 +15,6 @@ SIZES = ("warps", "rows", "columns", "stages", "in_flight", "blocks_per_sm")
 ORDERS = ("early_experts", "late_dependents")  # of sums, and of all others
 MOST_STREAM_POINTS, BOTH_WAYS = 48, 12
 STATIC_SHARED_BYTES = 256  # barriers of the kernel, rounded up
-SHARED_RESERVED_PER_BLOCK = 1024  # what the driver keeps of an SM's shared memory for each resident block
 SMALLEST_STAGE_BYTES, USUAL_COPY_BYTES = 4 << 10, 2 << 10
 # Little's law: 4.8 TB/s over 132 SMs are 36 KB per SM and microsecond, and a loaded memory answers in about one. Twice that and more
 # hides that copies come in stages; nothing is prefetched for the next kernel, so deeper requests delay nobody.

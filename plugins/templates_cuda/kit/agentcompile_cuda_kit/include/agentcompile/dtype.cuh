@@ -36,40 +36,23 @@ template <class T> __device__ __forceinline__ float round_to(float value) { retu
 // Two neighbouring 16-bit elements in one 32-bit register, as the conversion instructions want them. `multiply`, `add` and `subtract`
 // round once, and are never fused: what products in fp32, which are exact, and sums in fp32, which have twice the digits and two more,
 // are when they are rounded.
-template <class T> struct Pair;
-template <> struct Pair<__half> {
-  static __device__ __forceinline__ float2 unpack(unsigned int word) {
-    return __half22float2(both(word));
-  }
-  static __device__ __forceinline__ unsigned int pack(float low, float high) {
-    return word(__floats2half2_rn(low, high));
-  }
-  static __device__ __forceinline__ unsigned int multiply(unsigned int a, unsigned int b) {
-    return word(__hmul2_rn(both(a), both(b)));
-  }
+template <class Both> struct PairOf {
+  static __device__ __forceinline__ unsigned int multiply(unsigned int a, unsigned int b) { return word(__hmul2_rn(both(a), both(b))); }
   static __device__ __forceinline__ unsigned int add(unsigned int a, unsigned int b) { return word(__hadd2_rn(both(a), both(b))); }
   static __device__ __forceinline__ unsigned int subtract(unsigned int a, unsigned int b) { return word(__hsub2_rn(both(a), both(b))); }
 
- private:
-  static __device__ __forceinline__ __half2 both(unsigned int word) { return *reinterpret_cast<const __half2*>(&word); }
-  static __device__ __forceinline__ unsigned int word(__half2 both) { return *reinterpret_cast<const unsigned int*>(&both); }
+ protected:
+  static __device__ __forceinline__ Both both(unsigned int word) { return *reinterpret_cast<const Both*>(&word); }
+  static __device__ __forceinline__ unsigned int word(Both both) { return *reinterpret_cast<const unsigned int*>(&both); }
 };
-template <> struct Pair<__nv_bfloat16> {
-  static __device__ __forceinline__ float2 unpack(unsigned int word) {
-    return __bfloat1622float2(both(word));
-  }
-  static __device__ __forceinline__ unsigned int pack(float low, float high) {
-    return word(__floats2bfloat162_rn(low, high));
-  }
-  static __device__ __forceinline__ unsigned int multiply(unsigned int a, unsigned int b) {
-    return word(__hmul2_rn(both(a), both(b)));
-  }
-  static __device__ __forceinline__ unsigned int add(unsigned int a, unsigned int b) { return word(__hadd2_rn(both(a), both(b))); }
-  static __device__ __forceinline__ unsigned int subtract(unsigned int a, unsigned int b) { return word(__hsub2_rn(both(a), both(b))); }
-
- private:
-  static __device__ __forceinline__ __nv_bfloat162 both(unsigned int word) { return *reinterpret_cast<const __nv_bfloat162*>(&word); }
-  static __device__ __forceinline__ unsigned int word(__nv_bfloat162 both) { return *reinterpret_cast<const unsigned int*>(&both); }
+template <class T> struct Pair;
+template <> struct Pair<__half> : PairOf<__half2> {
+  static __device__ __forceinline__ float2 unpack(unsigned int word) { return __half22float2(both(word)); }
+  static __device__ __forceinline__ unsigned int pack(float low, float high) { return word(__floats2half2_rn(low, high)); }
+};
+template <> struct Pair<__nv_bfloat16> : PairOf<__nv_bfloat162> {
+  static __device__ __forceinline__ float2 unpack(unsigned int word) { return __bfloat1622float2(both(word)); }
+  static __device__ __forceinline__ unsigned int pack(float low, float high) { return word(__floats2bfloat162_rn(low, high)); }
 };
 
 // Of fp32 a word is one element.
