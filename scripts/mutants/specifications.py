@@ -48,7 +48,6 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
      {**SLICE, "path": "ring", "rows": 2, "stages": (2, 3), "static_groups": None}),
     ("ring_dealt", "gemv", _linear(n=700, k=1104, residual=True), {**SLICE, "path": "ring", "rows": 2, "static_groups": (1, 2, 3)}),
     ("ring_dealt_gate", "gemv", _gated(n=500, k=520, norm="rms", dtype=DType.BF16), {**SLICE, "path": "ring", "static_groups": (1, 2, 3)}),
-    ("ring_ahead", "gemv", _gated(n=900, k=1104, norm="rms"), {**SLICE, "path": "ring", "rows": 1, "ahead": (2, 4, 6)}),
     ("ring_nine_warps", "gemv", _linear(n=72, k=1104, norm="rms", dtype=DType.BF16),
      {**SLICE, "path": "ring", "warps": 9, "rows": 1, "columns": 512, "stages": (2, 3)}),
     ("ring_tensor", "gemv", _linear(n=300, k=1800, residual=True), {**SLICE, "path": "tensor", "rows": 1}),

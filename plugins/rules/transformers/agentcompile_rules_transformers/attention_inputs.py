@@ -11,6 +11,7 @@ over heads leaves nothing of the lower ones.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,10 +29,11 @@ MEAN, DEVIATION = 1.03, 0.05  # of a level V: just above a power of two, where a
 FLAT = 0.25  # size of the query that goes with it
 FAR = 256.0  # size of the query heads that stand above
 HUGE = 2048.0  # the weight that does it behind a norm, which makes all heads one size
+Table = tuple[Tensor, Tensor]  # cos and sin
 
 
-def telling(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Tensor] | None, device: str) -> Tensor | None:
-    """One operand in one of these families; None: as the core draws it. ``table``: cos and sin of the position."""
+def telling(match: Match, operand: Operand, case: Case, table: Callable[[], Table | None], device: str) -> Tensor | None:
+    """One operand in one of these families; None: as the core draws it. ``table`` makes cos and sin of the position, if any."""
     if case.family == EVERY_POSITION:
         return _counted(match, operand, case, device)
     if case.family == PEAKED:
@@ -67,7 +69,7 @@ def _counted(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
     return ones.transpose(0, 1).reshape(operand.spec.shape)
 
 
-def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Tensor] | None, device: str) -> Tensor | None:
+def _peaked(match: Match, operand: Operand, case: Case, table: Callable[[], Table | None], device: str) -> Tensor | None:
     if operand.name in ("q_norm", "k_norm"):
         return torch.full(operand.spec.shape, 1.0 - _neutral(match), device=device)
     if operand.name == "q":
@@ -76,7 +78,7 @@ def _peaked(match: Match, operand: Operand, case: Case, table: tuple[Tensor, Ten
         return None
     kv_heads, dim = match.integer("kv_heads"), match.integer("head_dim")
     group = match.integer("heads") // kv_heads
-    seen = as_seen(match, _query(match, case, device), table).reshape(kv_heads, group, dim)
+    seen = as_seen(match, _query(match, case, device), table()).reshape(kv_heads, group, dim)
     generator = _generator(case, 1, device)
     keys = 0.25 * torch.randn(operand.spec.shape, generator=generator, device=device)
     cached = min(case.position, operand.spec.shape[1])
@@ -124,7 +126,7 @@ def _query(match: Match, case: Case, device: str) -> Tensor:
     return torch.randn(shape, generator=_generator(case, 2, device), device=device)
 
 
-def as_seen(match: Match, query: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+def as_seen(match: Match, query: Tensor, table: Table | None) -> Tensor:
     """The queries [H, D] after the norm (whose weight is 1 here) and the rotation that the match fuses."""
     if match.flag("qk_norm"):
         query = query * torch.rsqrt(query.square().mean(-1, keepdim=True) + match.number("norm_eps"))

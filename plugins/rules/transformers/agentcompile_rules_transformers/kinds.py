@@ -57,6 +57,12 @@ def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
     return (table.cos() if operand.name == "cos" else table.sin()).expand(spec.shape).clone()
 
 
+def _table(match: Match, case: Case, device: str) -> tuple[Tensor, Tensor] | None:
+    """cos and sin of the position, where it has them as operands."""
+    cos, sin = (rotation(match, each, case, device) if each is not None else None for each in map(match.operand, ("cos", "sin")))
+    return (cos, sin) if cos is not None and sin is not None else None
+
+
 class Rotary(MatchKind):
     """A kind that reads a table of rotations, or makes one."""
 
@@ -88,14 +94,11 @@ class Attention(Normed):
         made = rotation(match, operand, case, device)
         if made is not None or case.family not in (*FAMILIES, *self.lasting_families(match)):
             return made
-        operands = [match.operand(name) for name in ("cos", "sin")]
-        cos, sin = (rotation(match, each, case, device) if each is not None else None for each in operands)
-        table = (cos, sin) if cos is not None and sin is not None else None
         if case.family in FAMILIES:
-            return telling(match, operand, case, table, device)
+            return telling(match, operand, case, lambda: _table(match, case, device), device)
         rounded = case.family in (denominators.OFF_STEP, denominators.NORMED)
         query, make = (denominators.row, denominators.of_single_roundings) if rounded else (sums.query, sums.of_attention)
-        return make(match, operand, case, as_seen(match, query(match, case, device)[None], table)[0], device)
+        return make(match, operand, case, as_seen(match, query(match, case, device)[None], _table(match, case, device))[0], device)
 
     def lasting_families(self, match: Match) -> tuple[str, ...]:
         """The sums of a softmax, of what it weighs, and of normed heads, with all positions that there are."""

@@ -24,23 +24,26 @@ WIDE_CLUSTERS = (8, 16, 4, 2)
 # Whether K and V below the position may be read before the dependency wait. That is sound as long as only `advance` moves the
 # position inside a captured chain: a kernel that sees its new value sees every row that earlier steps appended.
 EARLY_KV = (True, False)
+LATE = 2  # places that the other one comes behind: it has won nowhere yet
 # What a block does best where it has thousands of positions: on the H100 the fastest or nearly so from 8,192 positions on (14.1 us
 # there, 46.8 at 32,768 with two stages; in registers 15.4 and 47.7).
 LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 2}, {"path": "tensor", "warps": 8, "unroll": 2},
                                        {"path": "lanes", "warps": 8, "unroll": 4})
-# What longer searches found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): stages of 4 warps for few positions (2.76 us
-# alone at 512, as in registers, and 1.2 % of a step's chain at 256), those of the largest clusters for thousands; through memory alone
-# at 2,048, 5.9 us where the one for long caches takes 6.5. They come behind the first two.
+# What is fastest inside the chain at few positions, whatever it takes alone: of Qwen2.5-1.5B's (12x2x128, H200) 699 us with all heads in
+# a block, 689 in two parts and 684 in three, where tensor cores that keep K and V in registers take 694 at the best.
+FIRST: dict[str, dict[str, Scalar]] = {"message": {"path": "staged", "warps": 4, "unroll": 2}}
+# What longer searches found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): by messages the largest clusters for thousands of
+# positions (774 us of a chain at 2,080 that takes 784 with 8 splits and 808 with 5 warps); through memory alone at 2,048, 5.9 us where the
+# one for long caches takes 6.5. They come behind the first two.
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
-    "message": ({"path": "staged", "warps": 4, "unroll": 2}, {"path": "staged", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+    "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
                 {"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
 SECOND_TURN = 3  # messages of it: what merges through memory wins beside them at the longest caches alone, and one is for these
 TURNS = 2  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
 # Warps and stages. Whole rounds of all splits are what a length costs (H200: 0.6 to 1.0 us for one that a single block has): 8 splits of
-# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 16 of 5 at 1,280.
-STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (5, 2))
+# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples. 16 of 5 begin theirs elsewhere, and take 4 % of a chain more.
+STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))
 MIXED, NARROW_MIXED = ((4, 2), (4, 1)), ((8, 2), (8, 1))  # the same, with a round in registers besides
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
@@ -128,18 +131,19 @@ def _in_turns(message: list[Schedule], memory: list[Schedule], barrier: list[Sch
 
 
 def _for_long_too(shape: Shape, way: list[Schedule], everything: list[Schedule], clustered: bool) -> list[Schedule]:
-    """The schedules of one way to merge, in second place the one with as many splits as the first that has most of K and V in flight; in
-    first place where splits merge through memory beside ``clustered`` ways. Behind it comes what else won there."""
-    alike = [point for point in everything if way and all(point[name] == way[0][name] for name in ("merge", "splits"))]
-    wished = (*_narrow_long(way), *LONG) if _narrow(shape) else LONG
-    guess = _first_like(alike, wished)
-    if guess is None:
+    """The schedules of one way to merge: what is known to be ``FIRST``, in second place the one with as many splits that has most of K and
+    V in flight; in first place where splits merge through memory beside ``clustered`` ways. Behind it comes what else won there."""
+    if not way:
         return way
-    merge = guess["merge"]
+    alike = [point for point in everything if all(point[name] == way[0][name] for name in ("merge", "splits"))]
+    wished = (*_narrow_long(way), *LONG) if _narrow(shape) else LONG
+    guess, merge = _first_like(alike, wished), way[0]["merge"]
     ranges = [(alike if "splits" not in one else [point for point in everything if point["merge"] == merge], one)
               for one in ALSO.get(str(merge), ())]
     also = [_first_like(points, (one,)) for points, one in ranges]
-    first = (guess, *also, way[0]) if clustered and merge not in CLUSTERED else (way[0], guess, *also)
+    ahead = _first_like(alike, (FIRST[str(merge)],)) if merge in FIRST else None
+    last_first = clustered and merge not in CLUSTERED and guess is not None
+    first = (guess, *also, way[0]) if last_first else (ahead or way[0], guess, *also[:1], way[0], *also[1:])
     return list(dict.fromkeys(point for point in (*first, *way[1:]) if point is not None))
 
 
@@ -229,8 +233,8 @@ def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[S
             choice, cluster = (path, warps, lanes, unroll), splits if merge in CLUSTERED else 0
             fits = _fits_shared(shape, choice, cluster, target) and _fits_twice(shape, choice, cluster, target)
             if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
-                ranked += [(rank + place, with_parts(schedule(path, warps, lanes, unroll, splits, merge, early), shape.parts))
-                           for early in _early(merge, target)]
+                ranked += [(rank + place + LATE * turn, with_parts(schedule(path, warps, lanes, unroll, splits, merge, early), shape.parts))
+                           for turn, early in enumerate(_early(merge, target))]
     return [point for _, point in sorted(ranked, key=lambda item: item[0])]
 
 

@@ -118,7 +118,7 @@ def test_schedules_that_hold_a_large_group_in_one_block_stay_and_come_first() ->
 def test_parts_are_even_and_few_ones_come_first() -> None:
     space = FAMILY.space(STARCODER.match(), H200)
     first = space.points[0]
-    assert (first["path"], first[PARTS]) == ("tensor", 2) and {point[PARTS] for point in space.points} == {2, 3, 6}
+    assert (first["path"], first[PARTS]) == ("staged", 2) and {point[PARTS] for point in space.points} == {2, 3, 6}
     plan = dict(FAMILY.lower(STARCODER.match(), first, H200).headers)["plan.cuh"]
     assert "int group = 6;" in plan and "int kv_group = 12;" in plan
     assert dict(space.ruled_out)  # twelve heads in one block
@@ -135,7 +135,7 @@ def test_parts_build_without_spills_in_about_the_registers_that_were_foreseen(ta
     kernel, needs = (make(match, point, preset(target)) for make in (FAMILY.lower, FAMILY.needs))
     used = backend.build(kernel, preset(target)).resources
     assert used.spill_bytes == 0 and abs(used.registers - needs.registers) <= 24 and needs.registers <= needs.most_registers
-    assert used.shared_bytes <= STATIC_SHARED_BYTES
+    assert used.shared_bytes - kernel.launches[0].shared_bytes <= STATIC_SHARED_BYTES
 
 
 @settings(max_examples=3, **QUIET)

@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcompile_core.plugin_api import DType, Feature, check_source
+from agentcompile_core.plugin_api import DType, Feature, Schedule, check_source
 
 pytest.importorskip("agentcompile_validator_emulation")
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode does not add the test folder
@@ -118,11 +118,27 @@ def test_two_blocks_of_a_cluster_of_16_fit_on_an_sm(warps: int, stages: int, pat
             assert space._fits_twice(shape, tuple(point[name] for name in ("path", "warps", "lanes", "unroll")), 16, H200)
 
 
-def test_five_warps_are_in_clusters_of_16_and_six_are_not() -> None:
-    shape = shape_of(QWEN.match())
-    assert space._fits_twice(shape, ("staged", 5, 4, 2), 16, H200) and not space._fits_twice(shape, ("staged", 6, 4, 2), 16, H200)
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_of_4_warps_come_first_and_their_parts_soon(name: str) -> None:
+    """They won inside the chain of each model at few positions, whatever they take alone; dealt heads where KV heads are few."""
+    model = MODELS[name]
+    points = FAMILY.space(model.match(), H200).points
+    staged = [p for p in points if (p["path"], p["warps"], p["unroll"], p["merge"]) == ("staged", 4, 2, "message")]
+    if model.dtype is DType.F32:
+        assert not staged
+        return
+    assert staged[0] is points[0] and staged[0]["early_kv"]
+    dealt = {dict(p.items)["parts"] for p in staged if p["early_kv"] and dict(p.items).get("parts", 1) > 1}
+    met = {dict(p.items)["parts"] for p in points[:9] if p in staged and dict(p.items).get("parts", 1) > 1}
+    assert dealt == met
+    assert bool(dealt) is (model.kv_heads <= 8 and model.group >= 4), "fewer heads are not worth reading K and V again"
+
+
+def test_what_waits_before_it_reads_the_cache_comes_behind_what_does_not() -> None:
     points = FAMILY.space(QWEN.match(), H200).points
-    assert any((p["warps"], p["splits"], p["merge"]) == (5, 16, "message") for p in points)
+    twin = {p: Schedule({**dict(p.items), "early_kv": True}) for p in points if not p["early_kv"]}
+    assert twin and all(points.index(early) < points.index(late) for late, early in twin.items() if early in points)
+    assert all(point["early_kv"] for point in points[:12])
 
 
 def test_first_schedules_fill_the_gpu_without_oversubscribing_it() -> None:

@@ -35,7 +35,7 @@ from agentcompile_core.plugin_api import (
 
 from . import direct_space, ring_space
 from .direct_space import direct_schedules, direct_shared_bytes, promised_blocks
-from .ring_space import AHEAD, STATIC_GROUPS, ahead, pause_ns, ring_schedules, ring_shared_bytes, room_by_registers, static_groups
+from .ring_space import STATIC_GROUPS, ring_schedules, ring_shared_bytes, room_by_registers, static_groups
 from .shape import WARP_SIZE, Shape, ceil_div, shape_of
 
 FOLDER = Path(__file__).parent
@@ -82,9 +82,8 @@ class GemvFamily(TemplateFamily):
         for pair in zip_longest(zip_longest(rings, rings), direct_schedules(shape, target)[:MOST_DIRECT_POINTS]):
             points.extend(schedule for schedule in (*(pair[0] or ()), pair[1]) if schedule is not None)
         parameters = [Parameter(name=name, values=tuple(sorted({point[name] for point in points}))) for name in PARAMETER_NAMES]
-        for name, of in ((STATIC_GROUPS, static_groups), (AHEAD, ahead)):
-            values = tuple(sorted({of(point) for point in points} - {0}))
-            parameters += [Parameter(name=name, values=values)] * bool(values)
+        dealt = tuple(sorted({static_groups(point) for point in points} - {0}))
+        parameters += [Parameter(name=STATIC_GROUPS, values=dealt)] * bool(dealt)
         ruled_out = direct_space.ruled_out(shape, target) + ring_space.ruled_out(shape, target)
         return ScheduleSpace(parameters=tuple(parameters), points=tuple(points), ruled_out=tuple(sorted(ruled_out.items())))
 
@@ -149,9 +148,7 @@ def _ring_plan(shape: Shape, schedule: Schedule, target: Target, normed: bool) -
         **{name: schedule.integer(name) for name in ("warps", "blocks_per_sm", "rows", "columns", "stages", "in_flight")},
         "full_stages": shape.k % columns == 0,
         "static_groups": static_groups(schedule),
-        "ahead": ahead(schedule),
         "resident": room_by_registers(shape, schedule, target),
-        "pause_ns": pause_ns(shape, schedule, target) if ahead(schedule) else 0,
         "held_vectors": _held_vectors(shape, consumers) if normed else _copied_vectors(shape, consumers),
     }
 

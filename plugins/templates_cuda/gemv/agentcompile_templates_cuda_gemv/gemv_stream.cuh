@@ -7,8 +7,6 @@
 // when the previous kernel of the chain ends; and it never has more than Plan::in_flight stages on their way, because requests queued
 // deeper only delay the next kernel's input.
 //
-// What the ring has no room for may be asked for as far as L2 meanwhile (Plan::ahead slots), slowly, for the same reason.
-//
 // Rows may be dealt (Plan::static_groups > 0): each block begins with so many groups of stage_rows rows, which fill its ring before the
 // dependency wait; behind it groups go to whoever asks next, so that blocks end together although they start apart. `tickets` counts
 // them, is asked only behind the wait, when no earlier kernel can hold one, and is zero again behind the last. Sums are those of any deal.
@@ -37,10 +35,11 @@ struct ConsumerBarrier {
   __device__ __forceinline__ void operator()() const { ac::named_barrier_sync(consumers_meet, consumers); }
 };
 
-// Calls each(place in the slot, address, bytes) for what this lane copies of columns [column, column + width) of `count` output rows from
-// `row` on, and of their pair rows.
-template <class Each>
-__device__ __forceinline__ void for_copies(const Operands& operands, int row, int count, int column, int width, int lane, Each each) {
+// Copies columns [column, column + width) of `count` output rows from `row` on, and of their pair rows, into a slot.
+__device__ __forceinline__ void issue(const Operands& operands, Element* slot, ac::Mbarrier* full, int row, int count,
+                                      int column, int width, int lane) {
+  if (lane == 0) ac::mbarrier_arrive_expect_bytes(full, count * Plan::pair * width * sizeof(Element));
+  __syncwarp();
   const bool whole_rows = operands.k <= Plan::columns;
   const int pitch = slot_pitch(operands.k);
   const int copies = whole_rows ? Plan::pair : count * Plan::pair;
@@ -51,34 +50,9 @@ __device__ __forceinline__ void for_copies(const Operands& operands, int row, in
     const int half = Plan::pair > 1 && first >= count ? 1 : 0;  // 0: gate rows, 1: up rows
     const int offset = first - half * count;
     const long long weight_row = row + offset + static_cast<long long>(half) * operands.n;
-    each((half * stage_rows + offset) * pitch, operands.weight + weight_row * operands.k + column,
-         static_cast<unsigned>(rows_per_copy * width * sizeof(Element)));
-  }
-}
-
-// Copies them into a slot.
-__device__ __forceinline__ void issue(const Operands& operands, Element* slot, ac::Mbarrier* full, int row, int count,
-                                      int column, int width, int lane) {
-  if (lane == 0) ac::mbarrier_arrive_expect_bytes(full, count * Plan::pair * width * sizeof(Element));
-  __syncwarp();
-  for_copies(operands, row, count, column, width, lane, [&](int place, const Element* from, unsigned bytes) {
-    ac::bulk_copy_to_shared_evict_first(slot + place, from, bytes, full);
-  });
-}
-
-// Asks for up to Plan::ahead slots from the one at `row` and `column` on as far as L2, while the ring is full and the consumers wait for x:
-// one in Plan::pause_ns, since requests in a queue delay what is waited for, and none once they give the slot `next` back.
-__device__ __forceinline__ void look_ahead(const Operands& operands, Ring ring, const Ring::Position& next, int row, int column, int end,
-                                           int lane) {
-  for (int slots = 0; slots < Plan::ahead && row < end; ++slots) {
-    const bool given_back = ac::mbarrier_wait_for(ring.empty + next.slot, next.parity ^ 1u, Plan::pause_ns);
-    if (__any_sync(0xffffffffu, given_back)) return;
-    for_copies(operands, row, min(stage_rows, end - row), column, min(Plan::columns, operands.k - column), lane,
-               [](int, const Element* from, unsigned bytes) { ac::bulk_prefetch(from, bytes); });
-    column += Plan::columns;
-    if (column < operands.k) continue;
-    column = 0;
-    row += stage_rows;
+    ac::bulk_copy_to_shared_evict_first(slot + (half * stage_rows + offset) * pitch,
+                                        operands.weight + weight_row * operands.k + column,
+                                        rows_per_copy * width * sizeof(Element), full);
   }
 }
 
@@ -89,7 +63,6 @@ __device__ __forceinline__ void produce(const Operands& operands, Ring ring, Row
   for (int row = range.begin; row < range.end; row += stage_rows) {
     const int count = min(stage_rows, range.end - row);
     for (int column = 0; column < operands.k; column += Plan::columns) {
-      if (Plan::ahead > 0 && issued == Plan::stages) look_ahead(operands, ring, next, row, column, range.end, lane);
       ring.acquire<Plan::in_flight>(next, lagging, issued);
       issue(operands, ring.slots + next.slot * slot_elements, ring.full + next.slot, row, count, column,
             min(Plan::columns, operands.k - column), lane);

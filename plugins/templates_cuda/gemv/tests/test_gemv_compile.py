@@ -117,15 +117,6 @@ def test_tensor_cores_leave_registers_to_the_kernels_around_them(match: Match, m
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("path", ["ring", "tensor"])
-def test_what_looks_ahead_asks_for_it_as_far_as_l2(path: str, tmp_path: Path) -> None:
-    for more in ({}, {"ahead": 2}):
-        schedule = Schedule({**dict(RING.items), "path": path, **more})
-        text, _ = _compile(FAMILY.lower(GATE, schedule, preset("h200")), "sm_90", tmp_path, ptx=True)
-        assert (b"cp.async.bulk.prefetch.L2" in text) is bool(more)
-
-
-@pytest.mark.compile
 def test_direct_path_asks_for_its_weights_before_the_dependency_wait(tmp_path: Path) -> None:
     text, _ = _compile(FAMILY.lower(QKV, DIRECT, preset("h200")), "sm_90", tmp_path, ptx=True)
     before, after = text.decode().split("griddepcontrol.wait", 1)

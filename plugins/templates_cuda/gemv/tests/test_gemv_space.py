@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from pathlib import Path
 
 import pytest
 from agentcompile_cuda_kit.targets import PRESETS, preset
-from agentcompile_templates_cuda_gemv import GemvFamily, ring_space
+from agentcompile_templates_cuda_gemv import GemvFamily
 from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -96,25 +95,20 @@ def test_paired_rows_are_tried_with_half_as_many_warps_beside_the_usual_number(n
     assert 4 not in {point["warps"] for point in alone if point["path"] == "ring"}
 
 
-def test_what_looks_ahead_comes_last_and_has_as_much_to_look_at() -> None:
-    device = preset("h200")
-    for name, match in SHAPES.items():
-        space = FAMILY.space(match, device)
-        ahead = [point for point in space.points if "ahead" in dict(point.items)]
-        assert all(point["path"] == "ring" and "static_groups" not in dict(point.items) for point in ahead)
-        for point in ahead:
-            blocks = FAMILY.lower(match, point, device).launches[0].grid[0]
-            rows = math.ceil(match.integer("n") / blocks)
-            groups = math.ceil(rows / (point.integer("warps") * point.integer("rows")))
-            slots = groups * math.ceil(match.integer("k") / point.integer("columns"))
-            assert slots >= point.integer("stages") + point.integer("ahead"), name
-            pause = re.search(r"int pause_ns = (\d+);", FAMILY.lower(match, point, device).headers[0][1])
-            slot = point.integer("warps") * point.integer("rows") * match.integer("pair") * point.integer("columns") * 2
-            assert pause and blocks * slot / int(pause[1]) <= 0.51 * device.memory_gbps, "bytes a nanosecond: half of the bandwidth"
-        assert all(space.points.index(point) >= 60 and point["ahead"] in ring_space.LOOKS_AHEAD for point in ahead)
-    rings = [point for point in FAMILY.space(linear_match(14336, 4096, pair=2), device).points if point["path"] != "direct"]
-    looking = [point["ahead"] for point in rings if "ahead" in dict(point.items)]
-    assert len(rings) <= 120 and sorted(looking) == sorted([2, 4, 6] * 2), "none is cut off"
+@pytest.mark.parametrize(("n", "k", "first"), [(1536, 1536, True), (2048, 1536, False), (2048, 2048, False), (1152, 1024, True)])
+def test_what_holds_all_that_a_block_has_is_one_slot(n: int, k: int, first: bool) -> None:
+    """A copy of a whole row is tried where two blocks on an SM have no more than that, and comes first where it is small."""
+    points = FAMILY.space(linear_match(n, k, aux=1, epilogue=ADD_AUX, dtype=DType.BF16), preset("h200")).points
+    single = [point for point in points if point["path"] == "ring" and point["stages"] == 1]
+    assert single and all(point.integer("columns") >= k and point["in_flight"] == 1 for point in single)
+    assert all(point.integer("warps") * point.integer("rows") * 264 >= n for point in single)
+    assert (points[0] in single) is first and any(point in single for point in points[:12])
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 2048), (2048, 6144), (4096, 4096), (151936, 1536)])
+def test_what_has_more_than_one_slot_has_a_ring_of_several(n: int, k: int) -> None:
+    points = FAMILY.space(linear_match(n, k), preset("h200")).points
+    assert all(point.integer("stages") > 1 for point in points if point["path"] != "direct")
 
 
 def test_no_ring_before_sm_90_and_none_for_rows_without_vectors() -> None:

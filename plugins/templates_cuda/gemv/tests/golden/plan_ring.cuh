@@ -21,9 +21,7 @@ struct Plan_DIGEST {
   static constexpr int in_flight = 2;
   static constexpr bool full_stages = true;
   static constexpr int static_groups = 0;
-  static constexpr int ahead = 0;
   static constexpr int resident = 2;
-  static constexpr int pause_ns = 0;
   static constexpr int held_vectors = 1;
   static constexpr int pair = 2;
   static constexpr int norm = 1;

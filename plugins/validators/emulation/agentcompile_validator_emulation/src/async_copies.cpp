@@ -168,13 +168,6 @@ void mbarrier_wait(unsigned long long* address, unsigned parity, bool of_cluster
     fail("ac::mbarrier_wait does not acquire what other blocks sent; use ac::mbarrier_wait_cluster()");
 }
 
-bool mbarrier_is_past(unsigned long long* address, unsigned parity) {
-  RuntimeScope scope;
-  const Mbarrier* barrier = find_mbarrier(address);
-  if (parity > 1) fail("mbarrier_wait_for with parity %u: use 0 or 1", parity);
-  return (barrier->phase & 1) != parity;
-}
-
 // --- bulk copies ---------------------------------------------------------------------------------------------------
 static void land(Mbarrier& barrier, const CopyRequest& request) {
   for (const PendingCopy& copy : request) {
@@ -210,13 +203,6 @@ void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long l
   check_access(shared, bytes, {Access::write}, code);
   mark_bulk_landing(static_cast<char*>(shared), bytes, *barrier);
   ask(*barrier, {{static_cast<char*>(shared), static_cast<const char*>(global), bytes, bytes}});
-}
-
-void bulk_prefetch(const void* global, unsigned bytes) {
-  RuntimeScope scope;
-  if (bytes == 0 || bytes % 16) return fail("bulk prefetch of %u bytes: the size must be a positive multiple of 16", bytes);
-  if (reinterpret_cast<uintptr_t>(global) % 16) return fail("bulk prefetch: the address must be aligned to 16 bytes");
-  check_access(global, bytes, {Access::read}, __builtin_return_address(0));
 }
 
 bool land_one_copy() {

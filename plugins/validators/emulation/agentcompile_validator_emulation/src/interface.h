@@ -66,9 +66,7 @@ void mbarrier_init(unsigned long long* barrier, int arrivals);
 void mbarrier_init_fence();
 void mbarrier_arrive(unsigned long long* barrier, unsigned expected_bytes);
 void mbarrier_wait(unsigned long long* barrier, unsigned parity, bool of_cluster = false);
-bool mbarrier_is_past(unsigned long long* barrier, unsigned parity);  // the phase of this parity, now
 void bulk_copy(void* shared, const void* global, unsigned bytes, unsigned long long* barrier);
-void bulk_prefetch(const void* global, unsigned bytes);
 
 // --- tiles that the copy engine fetches (tiles.cpp) ---
 // `blocks`: those of the cluster that get the tile, bit by bit; 0: this one

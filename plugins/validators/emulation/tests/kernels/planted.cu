@@ -229,17 +229,6 @@ RING_KERNEL(bug_wrong_expected_bytes, Ring::wrong_bytes)
 RING_KERNEL(bug_missing_init_fence, Ring::no_init_fence)
 RING_KERNEL(bug_missing_init_barrier, Ring::no_init_barrier)
 
-// What is asked for ahead lies in the matrix, and is asked for in whole vectors.
-__device__ __forceinline__ void asked_for_ahead(const float* in, float* out, int count, int first, unsigned bytes) {
-  if (threadIdx.x == 0) ac::bulk_prefetch(in + first, bytes);
-  const int i = blockIdx.x * threads + threadIdx.x;
-  if (i < count) out[i] = in[i];
-}
-extern "C" __global__ void clean_bulk_prefetch(const float* in, float* out, int count) { asked_for_ahead(in, out, count, 0, 4 * count); }
-extern "C" __global__ void bug_bulk_prefetch_beyond(const float* in, float* out, int count) { asked_for_ahead(in, out, count, 4, 4 * count); }
-extern "C" __global__ void bug_bulk_prefetch_size(const float* in, float* out, int count) { asked_for_ahead(in, out, count, 0, 24); }
-extern "C" __global__ void bug_bulk_prefetch_address(const float* in, float* out, int count) { asked_for_ahead(in, out, count, 1, 16); }
-
 extern "C" __global__ void bug_exit_with_copy_in_flight(const float* in, float* out, int count) {
   AC_DYNAMIC_SHARED(float, stages);
   __shared__ ac::Mbarrier full;

@@ -45,15 +45,12 @@ inline void mbarrier_init_fence() { ::emu::mbarrier_init_fence(); }
 inline void mbarrier_arrive(Mbarrier* barrier) { ::emu::mbarrier_arrive(barrier, 0); }
 inline void mbarrier_arrive_expect_bytes(Mbarrier* barrier, unsigned bytes) { ::emu::mbarrier_arrive(barrier, bytes); }
 inline void mbarrier_wait(Mbarrier* barrier, unsigned parity) { ::emu::mbarrier_wait(barrier, parity); }
-inline bool mbarrier_wait_for(Mbarrier* barrier, unsigned parity, unsigned) { return ::emu::mbarrier_is_past(barrier, parity); }
 inline void bulk_copy_to_shared(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
   ::emu::bulk_copy(shared, global, bytes, barrier);
 }
 inline void bulk_copy_to_shared_evict_first(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
   ::emu::bulk_copy(shared, global, bytes, barrier);
 }
-
-inline void bulk_prefetch(const void* global, unsigned bytes) { ::emu::bulk_prefetch(global, bytes); }
 
 inline float greater_or_nan(float a, float b) { return a != a || (a == b ? !(__float_as_int(a) < 0) : a > b) ? a : b; }
 inline float smaller_or_nan(float a, float b) { return a != a || (a == b ? __float_as_int(a) < 0 : a < b) ? a : b; }
@@ -180,25 +177,6 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* barrier, unsigned parity
   __trap();
 #endif
 }
-// As `mbarrier_wait`, but for about so many nanoseconds at the most; whether the phase is complete. It promises no order: what other
-// threads did before they arrived is seen behind an `mbarrier_wait`. The hardware may give up earlier.
-__device__ __forceinline__ bool mbarrier_wait_for(Mbarrier* barrier, unsigned parity, unsigned ns) {
-#if AC_HAS_BULK_COPY
-  unsigned complete = 0;
-  asm volatile(
-      "{\n\t"
-      ".reg .pred complete;\n\t"
-      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2, %3;\n\t"
-      "selp.u32 %0, 1, 0, complete;\n\t"
-      "}"
-      : "=r"(complete)
-      : "r"(shared_address(barrier)), "r"(parity), "r"(ns)
-      : "memory");
-  return complete != 0;
-#else
-  __trap();
-#endif
-}
 // One thread copies `bytes` contiguous bytes; the barrier receives them. Addresses aligned to 16, bytes a multiple of 16.
 __device__ __forceinline__ void bulk_copy_to_shared(void* shared, const void* global, unsigned bytes, Mbarrier* barrier) {
 #if AC_HAS_BULK_COPY
@@ -221,15 +199,6 @@ __device__ __forceinline__ void bulk_copy_to_shared_evict_first(void* shared, co
           shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
-#else
-  __trap();
-#endif
-}
-
-// One thread asks for `bytes` contiguous bytes, as far as the L2 cache. Address aligned to 16, bytes a multiple of 16.
-__device__ __forceinline__ void bulk_prefetch(const void* global, unsigned bytes) {
-#if AC_HAS_BULK_COPY
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 #else
   __trap();
 #endif
