@@ -97,6 +97,14 @@ struct Stream {
   }
 };
 
+// The weighted sums of the warps, each in its own stages, which nothing reads or fills any more: shared memory of their own would keep
+// blocks of the kernel in front from being on the SM as well.
+struct StageOutputs {
+  Vector* memory;
+  static_assert(group * value_dim * sizeof(float) <= stages * stage_vectors * sizeof(Vector), "a warp's outputs fit into its stages");
+  __device__ __forceinline__ float* operator[](int warp) const { return reinterpret_cast<float*>(memory + warp * stages * stage_vectors); }
+};
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Plan::threads)
@@ -104,7 +112,6 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
                  const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
                  float scale, float norm_eps, int window, float softcap) {
-  __shared__ __align__(16) float warp_outputs[warps][group * value_dim];
   __shared__ float2 warp_states[warps][group];
   __shared__ Vector queries[group][KeyHead::head_vectors];
   __shared__ Vector new_key[KeyHead::head_vectors];
@@ -232,7 +239,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     stream.fill<false>(number, base + stages * stride, span);
     number = number + 1 == stages ? 0 : number + 1;
   }
-  running.store(warp_outputs[warp], warp_states[warp], row, column);
+  StageOutputs outputs{memory};
+  running.store(outputs[warp], warp_states[warp], row, column);
 
-  merge(operands, share, span.active, Buffers{warp_outputs, warp_states, parts, &last});
+  merge(operands, share, span.active, outputs, Buffers{warp_states, parts, &last});
 }

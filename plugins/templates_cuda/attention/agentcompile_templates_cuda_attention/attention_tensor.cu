@@ -108,5 +108,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   }
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 
-  merge(operands, share, span.active, Buffers{warp_outputs, warp_states, parts, &last});
+  merge(operands, share, span.active, warp_outputs, Buffers{warp_states, parts, &last});
 }

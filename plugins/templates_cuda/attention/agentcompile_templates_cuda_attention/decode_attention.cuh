@@ -70,16 +70,16 @@ template <bool Messages> struct PartsOf { using Type = ac::ClusterParts<Plan::cl
 template <> struct PartsOf<true> { using Type = ac::MessageParts<Plan::cluster, group, value_dim>; };
 using Parts = PartsOf<Plan::messages>::Type;
 
-// The shared memory that the merge works in.
+// The shared memory that the merge works in, beside the outputs of each warp.
 struct Buffers {
-  float (&outputs)[warps][group * value_dim];
   float2 (&states)[warps][group];
   Parts& parts;
   bool* last;
 };
 
-// The end of a block: merges the warps, then the splits, and writes the outputs of this block's heads.
-__device__ __forceinline__ void merge(const Operands& operands, const Share& share, int active, const Buffers& buffers) {
+// The end of a block: merges the warps, then the splits, and writes the outputs of this block's heads. `outputs`: see ac::merge_splits.
+template <class Outputs>
+__device__ __forceinline__ void merge(const Operands& operands, const Share& share, int active, Outputs& outputs, const Buffers& buffers) {
   T* out_heads = operands.out + share.first_head() * value_dim;
   auto finish = [&](int i, float total, ac::SoftmaxState state) {
     if constexpr (Share::overlap > 0) {
@@ -94,8 +94,7 @@ __device__ __forceinline__ void merge(const Operands& operands, const Share& sha
   };
   const int kv_heads = gridDim.y;
   const ac::SplitMemory memory{operands.workspace, operands.counters, share.part() * kv_heads + share.kv_head, Plan::parts * kv_heads};
-  ac::merge_attention<Plan::threads, warps, group, value_dim>(buffers.outputs, buffers.states, buffers.parts, memory, active,
-                                                              buffers.last, finish);
+  ac::merge_attention<Plan::threads, warps, group, value_dim>(outputs, buffers.states, buffers.parts, memory, active, buffers.last, finish);
 }
 
 }  // namespace

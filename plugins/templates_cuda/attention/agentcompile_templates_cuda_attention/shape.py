@@ -10,6 +10,8 @@ STAGED_PATHS = ("staged", "mixed")  # K and V in stages of shared memory; of the
 TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; of one at a time
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
+ALIGNED = 128  # bytes: where dynamic shared memory begins behind the static
+CHUNK = 16  # outputs that have one owner among the splits of a cluster
 CLUSTERED = ("message", "cluster")  # the merges whose splits are a cluster
 
 
@@ -77,7 +79,7 @@ def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
 
 def shared_bytes(shape: Shape, schedule: Schedule) -> int:
     """Static shared memory of a block; of ``in_parts(shape, schedule)``."""
-    return static_bytes(shape, schedule.integer("warps"), schedule.integer("splits") if schedule["merge"] in CLUSTERED else 0)
+    return static_bytes(shape, str(schedule["path"]), schedule.integer("warps"), str(schedule["merge"]), schedule.integer("splits"))
 
 
 def stage_bytes(shape: Shape, schedule: Schedule) -> int:
@@ -95,7 +97,11 @@ def tile_of(path: str, warps: int, lanes: int, unroll: int) -> int:
     return warps * (TENSOR_POSITIONS if path in TENSOR_PATHS else WARP // lanes) * (1 if path in STAGED_PATHS else unroll)
 
 
-def static_bytes(shape: Shape, warps: int, cluster: int) -> int:
-    """As ``shared_bytes``, of the parts of a schedule; ``cluster``: splits that merge inside one, else 0."""
-    merged = (warps + cluster) * shape.block_heads * (4 * shape.value_dim + 8)
-    return merged + 2 * ((shape.block_heads + 1) * shape.head_dim + shape.value_dim) + 16
+def static_bytes(shape: Shape, path: str, warps: int, merge: str, splits: int) -> int:
+    """As ``shared_bytes``, of the parts of a schedule: of each warp its outputs, where they do not lie in its stages, and states; of each
+    split of a cluster the same, but by messages no more outputs than the block owns of each."""
+    heads, cluster = shape.block_heads, splits if merge in CLUSTERED else 0
+    chunks = -(-heads * shape.value_dim // CHUNK) + cluster - 1 if merge == "message" else 0
+    outputs = warps * (path not in STAGED_PATHS) + cluster * (merge == "cluster")
+    merged = 4 * (outputs * heads * shape.value_dim + chunks * CHUNK) + 8 * (warps + cluster) * heads
+    return -(-(merged + 2 * ((heads + 1) * shape.head_dim + shape.value_dim) + 16) // ALIGNED) * ALIGNED

@@ -33,17 +33,18 @@ LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 
 # a block, 689 in two parts and 684 in three, where tensor cores that keep K and V in registers take 694 at the best.
 FIRST: dict[str, dict[str, Scalar]] = {"message": {"path": "staged", "warps": 4, "unroll": 2}}
 # What longer searches found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): by messages the largest clusters for thousands of
-# positions (774 us of a chain at 2,080 that takes 784 with 8 splits and 808 with 5 warps); through memory alone at 2,048, 5.9 us where the
-# one for long caches takes 6.5. They come behind the first two.
+# positions (774 us of a chain at 2,080 that takes 784 with 8 splits); through memory alone at 2,048, 5.9 us where the one for long caches
+# takes 6.5. They come behind the first two.
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
     "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+                {"path": "staged", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
                 {"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
 SECOND_TURN = 3  # messages of it: what merges through memory wins beside them at the longest caches alone, and one is for these
 TURNS = 2  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
 # Warps and stages. Whole rounds of all splits are what a length costs (H200: 0.6 to 1.0 us for one that a single block has): 8 splits of
-# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples. 16 of 5 begin theirs elsewhere, and take 4 % of a chain more.
-STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1))
+# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 16 of 5 at 1,280.
+STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (5, 2))
 MIXED, NARROW_MIXED = ((4, 2), (4, 1)), ((8, 2), (8, 1))  # the same, with a round in registers besides
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
@@ -52,6 +53,7 @@ NARROW_STAGED = ((4, 2), (8, 4), (12, 2), (16, 2), (8, 3), (4, 4), (8, 2))
 NARROW_LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 12, "unroll": 2}, {"path": "staged", "warps": 8, "unroll": 4})
 NARROW_LONG_CLUSTERED: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 16, "unroll": 2}, *NARROW_LONG)
 _Choice = tuple[str, int, int, int]  # path, warps, lanes, unroll
+_Way = tuple[str, int]  # merge, splits
 NAMES = ("path", "warps", "lanes", "unroll", "splits", "merge", "early_kv")
 
 
@@ -202,13 +204,13 @@ def _ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many ways to deal out the work within a block, with how many ways to merge, do not fit, by the reason."""
     found: Counter[str] = Counter()
     for choice in (*_lane_choices(shape), *_tensor_choices(shape), *_staged_choices(shape)):
-        clusters = [splits if merge in CLUSTERED else 0 for splits, merge, _ in _merges(shape, target)]
+        ways = [(merge, splits) for splits, merge, _ in _merges(shape, target)]
         if not _fits_registers(shape, choice, target):
-            found[REGISTERS] += len(clusters)
+            found[REGISTERS] += len(ways)
             continue
-        fitting = [cluster for cluster in clusters if _fits_shared(shape, choice, cluster, target)]
-        found[SHARED] += len(clusters) - len(fitting)
-        found[FEW_BLOCKS] += sum(not _fits_twice(shape, choice, cluster, target) for cluster in fitting)
+        fitting = [way for way in ways if _fits_shared(shape, choice, way, target)]
+        found[SHARED] += len(ways) - len(fitting)
+        found[FEW_BLOCKS] += sum(not _fits_twice(shape, choice, way, target) for way in fitting)
     return +found
 
 
@@ -230,8 +232,8 @@ def _with_merges(shape: Shape, target: Target, choices: list[_Choice]) -> list[S
     for splits, merge, rank in _merges(shape, target):
         for place, (path, warps, lanes, unroll) in enumerate(choices):
             tile = tile_of(path, warps, lanes, unroll)
-            choice, cluster = (path, warps, lanes, unroll), splits if merge in CLUSTERED else 0
-            fits = _fits_shared(shape, choice, cluster, target) and _fits_twice(shape, choice, cluster, target)
+            choice, way = (path, warps, lanes, unroll), (merge, splits)
+            fits = _fits_shared(shape, choice, way, target) and _fits_twice(shape, choice, way, target)
             if fits and (splits == 1 or splits // 2 * tile < shape.capacity):
                 ranked += [(rank + place + LATE * turn, with_parts(schedule(path, warps, lanes, unroll, splits, merge, early), shape.parts))
                            for turn, early in enumerate(_early(merge, target))]
@@ -263,16 +265,16 @@ def _clusters(shape: Shape, target: Target) -> tuple[int, ...]:
     return WIDE_CLUSTERS if wide else CLUSTERS
 
 
-def _fits_shared(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:
+def _fits_shared(shape: Shape, choice: _Choice, way: _Way, target: Target) -> bool:
     path, warps, _, unroll = choice
-    static = static_bytes(shape, warps, cluster)
+    static = static_bytes(shape, path, warps, *way)
     shared = static + bytes_of_stages(shape, path, warps, unroll)
     return static <= STATIC_SHARED_BYTES and shared <= target.shared_bytes_per_block
 
 
-def _fits_twice(shape: Shape, choice: _Choice, cluster: int, target: Target) -> bool:
+def _fits_twice(shape: Shape, choice: _Choice, way: _Way, target: Target) -> bool:
     """Whether two blocks share an SM, where a cluster needs that."""
-    path, warps, lanes, unroll = choice
-    shared = static_bytes(shape, warps, cluster) + bytes_of_stages(shape, path, warps, unroll) + SHARED_RESERVED_PER_BLOCK
+    (path, warps, lanes, unroll), (merge, splits) = choice, way
+    shared = static_bytes(shape, path, warps, *way) + bytes_of_stages(shape, path, warps, unroll) + SHARED_RESERVED_PER_BLOCK
     held = registers(shape, path, lanes, unroll) * warps * WARP
-    return cluster <= CLUSTERS[0] or (2 * shared <= target.shared_bytes_per_sm and 2 * held <= target.registers_per_sm)
+    return merge not in CLUSTERED or splits <= CLUSTERS[0] or (2 * shared <= target.shared_bytes_per_sm and 2 * held <= target.registers_per_sm)

@@ -228,7 +228,8 @@ struct Running {
     }
   }
 
-  __device__ __forceinline__ void store(float (&outputs)[group * value_dim], float2 (&states)[group], int row, int column) {
+  // `outputs`: group * value_dim of them.
+  __device__ __forceinline__ void store(float* outputs, float2 (&states)[group], int row, int column) {
     sum = ac::warp_sum<4>(sum);
     if (column == 0 && row < group) states[row] = make_float2(maximum, sum);
 #pragma unroll

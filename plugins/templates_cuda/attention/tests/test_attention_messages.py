@@ -84,7 +84,7 @@ def test_the_three_ways_to_merge_give_the_same_bits() -> None:
 WRONG = {
     "fewer bytes expected": ("active * bytes)", "active * bytes - 8)", "in flight|does not expect|has exited|-8 bytes missing"),
     "another block owns it": ("return i / chunk * active / chunks;", "return i / chunk % active;",
-                              "bytes missing|in flight|has exited|uninitialised read"),
+                              "bytes missing|in flight|has exited|uninitialised read|out of bounds"),
     "no wait": ("mbarrier_wait_cluster(&parts.arrived, 0);", "", "uninitialised read|in flight|has exited"),
 }
 

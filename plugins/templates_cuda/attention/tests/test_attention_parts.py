@@ -112,7 +112,8 @@ def test_schedules_that_hold_a_large_group_in_one_block_stay_and_come_first() ->
     points = FAMILY.space(evolve(STARCODER, group=10).match(), H200).points
     whole = [point for point in points if PARTS not in dict(point.items)]
     assert points[:len(whole)] == tuple(whole) and {point["path"] for point in whole} == {"lanes"}
-    assert {(point["path"], point[PARTS]) for point in points[len(whole):]} >= {("tensor", 2), ("tensor", 3), ("tensor", 5)}
+    dealt = points[len(whole):]
+    assert {point[PARTS] for point in dealt} >= {2, 3, 5} and {point["path"] for point in dealt} >= {"staged", "tensor"}
 
 
 def test_parts_are_even_and_few_ones_come_first() -> None:
@@ -131,11 +132,14 @@ def test_parts_build_without_spills_in_about_the_registers_that_were_foreseen(ta
     if not backend.can_build(preset(target)):
         pytest.skip(backend.can_build(preset(target)).reason)
     match = STARCODER.match()
-    point = FAMILY.space(match, preset(target)).points[0]
-    kernel, needs = (make(match, point, preset(target)) for make in (FAMILY.lower, FAMILY.needs))
-    used = backend.build(kernel, preset(target)).resources
-    assert used.spill_bytes == 0 and abs(used.registers - needs.registers) <= 24 and needs.registers <= needs.most_registers
-    assert used.shared_bytes - kernel.launches[0].shared_bytes <= STATIC_SHARED_BYTES
+    points = FAMILY.space(match, preset(target)).points
+    for path in ("staged", "tensor"):
+        point = next(point for point in points if point["path"] == path)
+        kernel, needs = (make(match, point, preset(target)) for make in (FAMILY.lower, FAMILY.needs))
+        used = backend.build(kernel, preset(target)).resources
+        assert used.spill_bytes == 0 and -24 <= needs.registers - used.registers <= 48 and needs.registers <= needs.most_registers
+        assert used.shared_bytes - kernel.launches[0].shared_bytes <= STATIC_SHARED_BYTES
+        assert 0 <= needs.shared_bytes - used.shared_bytes <= 256
 
 
 @settings(max_examples=3, **QUIET)

@@ -109,13 +109,14 @@ def test_two_blocks_of_a_cluster_of_16_fit_on_an_sm(warps: int, stages: int, pat
     """Not every GPC has 16 SMs: 6 warps of two stages, which want an SM for each block, took twice the time of 4."""
     shape = shape_of(evolve(QWEN, group=group).match())
     choice = (path, warps, 4, stages)
-    fits = space._fits_twice(shape, choice, 16, H200)
-    shared = static_bytes(shape, warps, 16) + bytes_of_stages(shape, path, warps, stages) + 1024
+    fits = space._fits_twice(shape, choice, ("message", 16), H200)
+    shared = static_bytes(shape, path, warps, "message", 16) + bytes_of_stages(shape, path, warps, stages) + 1024
     assert fits is (2 * shared <= 228 << 10 and 2 * registers(shape, path, 4, stages) * 32 * warps <= 1 << 16)
-    assert space._fits_twice(shape, choice, 8, H200)
+    assert space._fits_twice(shape, choice, ("message", 8), H200)
     for point in FAMILY.space(evolve(QWEN, group=group).match(), H200).points:
         if point["merge"] != "global" and point["splits"] == 16:
-            assert space._fits_twice(shape, tuple(point[name] for name in ("path", "warps", "lanes", "unroll")), 16, H200)
+            choice = tuple(point[name] for name in ("path", "warps", "lanes", "unroll"))
+            assert space._fits_twice(shape, choice, (point["merge"], 16), H200)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -120,16 +120,16 @@ struct SplitMemory {
 
 // The end of a split attention block: combines the warps of the block and, in the last block, the splits.
 //
-// `outputs` [Warps][Group * HeadDim], 16-byte aligned, and `states` [Warps][Group] (maximum, sum) in shared memory, written by the
-// warps, not yet synchronized. `finish(i, total, state)` is called once for each of the Group * HeadDim outputs of the head.
+// `outputs` (of each of Warps warps Group * HeadDim floats, wherever they lie, 16-byte aligned) and `states` [Warps][Group] (maximum, sum) in
+// shared memory, written by the warps, not yet synchronized. `finish(i, total, state)` is called once for each of the Group * HeadDim outputs of the head.
 // `active` of the gridDim.x splits have work.
 //
 // The last block has the latency of the L2 before it, not its bandwidth. So its threads read four outputs each, and as many teams as
 // there are threads for read runs of splits beside each other; their results are merged like those of warps. Up to eight splits are
 // one team's, which adds them up in one round.
-template <int Threads, int Warps, int Group, int HeadDim, class Finish>
-__device__ __forceinline__ void merge_splits(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
-                                             const SplitMemory& memory, int active, bool* last, Finish finish) {
+template <int Threads, int Warps, int Group, int HeadDim, class Outputs, class Finish>
+__device__ __forceinline__ void merge_splits(Outputs& outputs, float2 (&states)[Warps][Group], const SplitMemory& memory, int active,
+                                             bool* last, Finish finish) {
   static_assert(HeadDim % 4 == 0, "four neighbouring outputs belong to one head");
   constexpr int width = Group * HeadDim, vectors = width / 4, batch = 8;
   constexpr int teams = Threads / vectors < 1 ? 1 : Threads / vectors < Warps ? Threads / vectors : Warps;
@@ -199,8 +199,8 @@ template <int Group, int HeadDim> struct ClusterParts<0, Group, HeadDim> {  // t
 // As merge_splits where the splits of a KV head are one cluster of Blocks blocks: each block pushes every 32 outputs into the
 // shared memory of the block that finishes them, so one cluster barrier stands in for fence, counter and global memory.
 // Each block has called parts.open() when it started, and blocks without work have exited. `parts`: shared.
-template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
-__device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Outputs, class Finish>
+__device__ __forceinline__ void merge_cluster(const Outputs& outputs, const float2 (&states)[Warps][Group],
                                               ClusterParts<Blocks, Group, HeadDim>& parts, int active, Finish finish) {
   constexpr int width = Group * HeadDim;
   const int block = blockIdx.x;
@@ -236,13 +236,14 @@ __device__ __forceinline__ void merge_cluster(const float (&outputs)[Warps][Grou
   }
 }
 
-// By messages: of every block its weighted sums and states, and the barrier that counts their bytes.
+// By messages: of every block its states and those of its weighted sums that this block owns, and the barrier that counts their bytes.
 template <int Blocks, int Group, int HeadDim> struct MessageParts {
   static constexpr int width = Group * HeadDim;
   static constexpr int chunk = 16;  // floats that have one owner; the active blocks own runs of neighbouring chunks
   static constexpr int chunks = (width + chunk - 1) / chunk;
   static_assert(HeadDim % 2 == 0, "both values of a pair belong to one head");
-  alignas(16) float outputs[Blocks][width];
+  // Of `active` blocks none owns more than chunks / active of them, rounded up; from each it has as many.
+  alignas(16) float outputs[(chunks + Blocks - 1) * chunk];
   float2 states[Blocks][Group];
   Mbarrier arrived;
 
@@ -253,6 +254,10 @@ template <int Blocks, int Group, int HeadDim> struct MessageParts {
     static_assert(Blocks <= 16 && chunks < 1 << 12, "half a chunk is more than the reciprocal errs by");
     const float rounded_up = (static_cast<float>(block * chunks + active) - 0.5f) * quick_reciprocal(static_cast<float>(active));
     return min(static_cast<int>(rounded_up) * chunk, width);
+  }
+  // Where output i from block `from` lies in the block that owns it, whose first one is `first`: by chunks, of each those of all blocks.
+  static __device__ __forceinline__ int place(int i, int first, int from, int active) {
+    return ((i - first) / chunk * active + from) * chunk + i % chunk;
   }
 
   // The arrival has nothing to publish but the barrier, for which the fence is enough; so it is relaxed.
@@ -277,8 +282,8 @@ template <int Blocks, int Group, int HeadDim> struct MessageParts {
 // As merge_cluster, by messages: each block sends every output to the block that finishes it and its states to all, and waits for
 // the bytes that it owns instead of for all threads of the cluster. Every block has called parts.open() and parts.opened(); those
 // without work have exited, the others have called parts.expect(active). `parts`: shared.
-template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
-__device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Group * HeadDim], const float2 (&states)[Warps][Group],
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Outputs, class Finish>
+__device__ __forceinline__ void merge_messages(const Outputs& outputs, const float2 (&states)[Warps][Group],
                                                MessageParts<Blocks, Group, HeadDim>& parts, int active, Finish finish) {
   using Parts = MessageParts<Blocks, Group, HeadDim>;
   constexpr int pairs = Parts::width / 2, head_pairs = HeadDim / 2, rounds = (pairs + Threads - 1) / Threads;
@@ -288,7 +293,8 @@ __device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Gro
   for (int round = 0; round < rounds; ++round) {
     const int pair = round * Threads + threadIdx.x;
     if ((round + 1) * Threads > pairs && pair >= pairs) break;
-    const int head = pair / head_pairs;
+    const int head = pair / head_pairs, owner = Parts::owner(2 * pair, active);
+    const int place = Parts::place(2 * pair, Parts::first_owned(owner, active), block, active);
     SoftmaxState merged;
     float total[2];
 #pragma unroll
@@ -301,7 +307,7 @@ __device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Gro
       finish(2 * pair + 1, total[1], merged);
       continue;
     }
-    send_to_cluster(&parts.outputs[block][2 * pair], Parts::owner(2 * pair, active), make_float2(total[0], total[1]), &parts.arrived);
+    send_to_cluster(&parts.outputs[place], owner, make_float2(total[0], total[1]), &parts.arrived);
 #pragma unroll
     for (int first = 0; first < Blocks; first += head_pairs) {  // one round, unless heads are narrower than the cluster
       const int other = first + pair % head_pairs;
@@ -309,14 +315,14 @@ __device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Gro
     }
   }
   if (active == 1) return;
-  const int end = Parts::first_owned(block + 1, active);
-  int i = Parts::first_owned(block, active) + threadIdx.x;
+  const int first = Parts::first_owned(block, active), end = Parts::first_owned(block + 1, active);
   mbarrier_wait_cluster(&parts.arrived, 0);
-  for (; i < end; i += Threads) {
+  for (int i = first + threadIdx.x; i < end; i += Threads) {
     SoftmaxState merged;
     const int head = i / HeadDim;
     auto state = [&](int other) { return other < active ? parts.states[other][head] : make_float2(softmax_floor, 0.0f); };
-    auto output = [&](int other) { return other < active ? parts.outputs[other][i] : 0.0f; };
+    const float* own = parts.outputs + Parts::place(i, first, 0, active);
+    auto output = [&](int other) { return other < active ? own[other * Parts::chunk] : 0.0f; };
     // Those without work change nothing: one round, unrolled, and where few have any a shorter one.
     const float total = Blocks > 4 && active <= Blocks / 2 ? merge_partials<(Blocks + 1) / 2>((Blocks + 1) / 2, state, output, merged)
                                                            : merge_partials<Blocks>(Blocks, state, output, merged);
@@ -325,22 +331,19 @@ __device__ __forceinline__ void merge_messages(const float (&outputs)[Warps][Gro
 }
 
 // The end of a split attention block by each of the three ways, which are told apart by what the splits share.
-template <int Threads, int Warps, int Group, int HeadDim, class Finish>
-__device__ __forceinline__ void merge_attention(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
-                                                ClusterParts<0, Group, HeadDim>&, const SplitMemory& memory, int active, bool* last,
-                                                Finish finish) {
+template <int Threads, int Warps, int Group, int HeadDim, class Outputs, class Finish>
+__device__ __forceinline__ void merge_attention(Outputs& outputs, float2 (&states)[Warps][Group], ClusterParts<0, Group, HeadDim>&,
+                                                const SplitMemory& memory, int active, bool* last, Finish finish) {
   merge_splits<Threads, Warps, Group, HeadDim>(outputs, states, memory, active, last, finish);
 }
-template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
-__device__ __forceinline__ void merge_attention(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
-                                                ClusterParts<Blocks, Group, HeadDim>& parts, const SplitMemory&, int active, bool*,
-                                                Finish finish) {
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Outputs, class Finish>
+__device__ __forceinline__ void merge_attention(Outputs& outputs, float2 (&states)[Warps][Group], ClusterParts<Blocks, Group, HeadDim>& parts,
+                                                const SplitMemory&, int active, bool*, Finish finish) {
   merge_cluster<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
 }
-template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Finish>
-__device__ __forceinline__ void merge_attention(float (&outputs)[Warps][Group * HeadDim], float2 (&states)[Warps][Group],
-                                                MessageParts<Blocks, Group, HeadDim>& parts, const SplitMemory&, int active, bool*,
-                                                Finish finish) {
+template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Outputs, class Finish>
+__device__ __forceinline__ void merge_attention(Outputs& outputs, float2 (&states)[Warps][Group], MessageParts<Blocks, Group, HeadDim>& parts,
+                                                const SplitMemory&, int active, bool*, Finish finish) {
   merge_messages<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
 }
 
