@@ -46,11 +46,11 @@ def context_of(name: str, asked: int) -> int:
     return min(asked, getattr(config, "max_position_embeddings", None) or asked)
 
 
-def compiled_model(name: str, options: argparse.Namespace, store: Store) -> tuple[Any, float]:
-    """Compile, and the seconds of the compile() call without loading weights."""
+def compiled_model(name: str, options: argparse.Namespace, store: Store, run_on: str = "auto") -> tuple[Any, float]:
+    """Compile, and the seconds of the compile() call without loading weights. ``run_on``: as ``compile`` takes it."""
     config = Config(advisor=options.advisor, budget_s=options.budget_s, budget_plans=options.budget_plans, rounds=options.rounds)
     model = api.compile(str(harness.CONFIGS / name), dtype=options.dtype, max_context=options.context, config=config, store=store,
-                        report=Progress(log=options.log), random_weights=True)
+                        report=Progress(log=options.log), random_weights=True, run_on=run_on)
     spent = sum(seconds for stage, seconds in model.compilation.seconds if stage != "load")
     return model, spent
 

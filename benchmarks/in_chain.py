@@ -188,7 +188,7 @@ def main() -> int:
         raise SystemExit(f"--position {options.position}: allowed are numbers below the context of {options.context}")
     lines = [line.strip() for line in options.changes.read_text().splitlines() if line.strip() and not line.startswith("#")]
     with Asked() as asked, kept_or_passing(options) as store:
-        model, _ = compiled_model(options.model, options, store)
+        model, _ = compiled_model(options.model, options, store, run_on="nothing")  # the judge captures for itself
         with torch.inference_mode():
             tried = Tried(*asked.at(options.position), model)
             print(json.dumps({"held": [str(s.step) for x in tried.held for s in x.steps]}), flush=True)

@@ -277,4 +277,5 @@ def _fits_twice(shape: Shape, choice: _Choice, way: _Way, target: Target) -> boo
     (path, warps, lanes, unroll), (merge, splits) = choice, way
     shared = static_bytes(shape, path, warps, *way) + bytes_of_stages(shape, path, warps, unroll) + SHARED_RESERVED_PER_BLOCK
     held = registers(shape, path, lanes, unroll) * warps * WARP
-    return merge not in CLUSTERED or splits <= CLUSTERS[0] or (2 * shared <= target.shared_bytes_per_sm and 2 * held <= target.registers_per_sm)
+    needed = merge in CLUSTERED and splits > CLUSTERS[0]
+    return not needed or (2 * shared <= target.shared_bytes_per_sm and 2 * held <= target.registers_per_sm)

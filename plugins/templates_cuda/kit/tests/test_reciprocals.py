@@ -35,14 +35,14 @@ def place(output: int, first: int, sender: int, active: int) -> int:
 
 
 @given(blocks=st.integers(1, BLOCKS), width=st.integers(1, 200).map(lambda half: 2 * half), data=st.data())
-def test_what_blocks_send_to_each_owner_has_places_of_its_own_in_the_room_that_there_is(blocks: int, width: int, data: st.DataObject) -> None:
+def test_what_blocks_send_to_each_owner_has_places_of_its_own_and_room(blocks: int, width: int, data: st.DataObject) -> None:
     active, chunks = data.draw(st.integers(1, blocks), label="active"), -(-width // CHUNK)
     room = (chunks + blocks - 1) * CHUNK
     held: dict[int, set[int]] = {}
     for output in range(width):
         owner = output // CHUNK * active // chunks
         first = -(-owner * chunks // active) * CHUNK
-        assert first <= output and output % 2 or place(output, first, 0, active) % 2 == 0, "pairs lie at multiples of 8 bytes"
+        assert first <= output and place(output, first, 0, active) % 2 == output % 2, "pairs lie at multiples of 8 bytes"
         for sender in range(active):
             where = place(output, first, sender, active)
             assert 0 <= where < room and where not in held.setdefault(owner, set())
