@@ -22,7 +22,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import denominators, products, row_sums, sums
-from .attention_inputs import FAMILIES, as_seen, telling, value_dim
+from .attention_inputs import FAMILIES, Table, as_seen, telling, value_dim
 from .channel_norm import rooted
 from .cross_entropy import CROSS_ENTROPIES
 from .expert_kinds import EXPERT_LINEAR, ROUTER
@@ -57,7 +57,7 @@ def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor 
     return (table.cos() if operand.name == "cos" else table.sin()).expand(spec.shape).clone()
 
 
-def _table(match: Match, case: Case, device: str) -> tuple[Tensor, Tensor] | None:
+def _table(match: Match, case: Case, device: str) -> Table | None:
     """cos and sin of the position, where it has them as operands."""
     cos, sin = (rotation(match, each, case, device) if each is not None else None for each in map(match.operand, ("cos", "sin")))
     return (cos, sin) if cos is not None and sin is not None else None

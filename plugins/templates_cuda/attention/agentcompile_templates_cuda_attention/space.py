@@ -144,8 +144,8 @@ def _for_long_too(shape: Shape, way: list[Schedule], everything: list[Schedule],
               for one in ALSO.get(str(merge), ())]
     also = [_first_like(points, (one,)) for points, one in ranges]
     ahead = _first_like(alike, (FIRST[str(merge)],)) if merge in FIRST else None
-    last_first = clustered and merge not in CLUSTERED and guess is not None
-    first = (guess, *also, way[0]) if last_first else (ahead or way[0], guess, *also[:1], way[0], *also[1:])
+    for_long_first = clustered and merge not in CLUSTERED and guess is not None
+    first = (guess, *also, way[0]) if for_long_first else (ahead or way[0], guess, *also[:1], way[0], *also[1:])
     return list(dict.fromkeys(point for point in (*first, *way[1:]) if point is not None))
 
 
@@ -158,7 +158,7 @@ def _narrow(shape: Shape) -> bool:
 
 
 def _narrow_long(way: list[Schedule]) -> tuple[dict[str, Scalar], ...]:
-    return NARROW_LONG_CLUSTERED if way and way[0]["merge"] in CLUSTERED else NARROW_LONG
+    return NARROW_LONG_CLUSTERED if way[0]["merge"] in CLUSTERED else NARROW_LONG
 
 
 def lane_schedules(shape: Shape, target: Target) -> list[Schedule]:

@@ -1,10 +1,11 @@
-"""Quotients by a reciprocal that errs: what the blocks of a cluster finish is the same as by dividing."""
+"""What the blocks of a cluster finish: quotients by a reciprocal that errs are those of a division, and all that is sent has a place."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 BLOCKS, CHUNKS = 16, 1 << 12  # what MessageParts::first_owned of split.cuh lets through
+CHUNK = 16  # outputs that have one owner
 ERRS = 2.0**-22  # of a reciprocal, twice what rcp.approx may err by
 
 
@@ -24,9 +25,6 @@ def test_blocks_behind_the_last_one_with_work_begin_behind_the_end() -> None:
     for active in range(1, BLOCKS + 1):
         for block in range(active, BLOCKS + 1):
             assert rounded_up(block, 37, active, ERRS) >= 37 and rounded_up(block, 37, active, -ERRS) >= 37
-
-
-CHUNK = 16  # outputs
 
 
 def place(output: int, first: int, sender: int, active: int) -> int:
