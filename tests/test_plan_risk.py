@@ -122,12 +122,16 @@ def test_explain_shows_the_risk_of_covers_and_matches_and_what_was_ruled_out(cat
     document = report.region_document("attention", found)
     (match,) = document["matches"]
     (served,) = match["served"]
-    assert served["ruled_out"] and served["schedules"] > 0 and match["risk"] == served["risk"] == "low"
-    assert [(cover["fusion"], cover["risk"]) for cover in document["covers"]] == [("full", "low"), ("framework", "low")]
+    assert served["ruled_out"] and served["schedules"] > 0 and match["risk"] == served["risk"] == "medium"
+    assert [(cover["fusion"], cover["risk"]) for cover in document["covers"]] == [("full", "medium"), ("framework", "low")]
     assert {one["implementation"].split("/")[1] for one in match["refused"]} >= {"gemv", "norm"}
     text = report.region_text(document)
-    for said in ("low risk", "ruled out: ", "others serve other kinds", "full", "attention/attention: "):
+    reason = "one block of 256 threads per SM: nobody fills its pauses"
+    for said in (f"medium risk ({reason})", "ruled out: ", "others serve other kinds", "full", "attention/attention: "):
         assert said in text, said
+    gemv = report.region_document("gemv", found)
+    assert [(cover["fusion"], cover["risk"]) for cover in gemv["covers"]] == [("full", "low"), ("framework", "low")]
+    assert "low risk" in report.region_text(gemv)
     assert re.search("(medium|high) risk \\(", report.region_text(report.region_document("gemm", found)))
     assert report.region_document("signature of gem", found)["region"] == "gemv"
 
