@@ -171,6 +171,32 @@ def test_only_attention_of_later_chunks_is_outside_of_graphs(name: str) -> None:
         assert [piece.capturable for piece in whole.bound(graph.name).pieces()] == [True]
 
 
+class Counting(OverAll):
+    """It notes how many rows are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def attend_cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, **scores: Any) -> bool:
+        self.rows.append(q.shape[2])
+        return super().attend_cached(q, k, v, out, **scores)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "deepseek_v3"])
+@pytest.mark.parametrize("length, chunk", [(2 * LARGE, LARGE), (2 * LARGE - 1, LARGE), (LARGE + 2, SMALL)])
+def test_behind_the_first_chunk_the_last_layer_attends_with_one_row(name: str, length: int, chunk: int,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WAYS, "counting", lambda: Executables(device="cpu", backend=Counting()))
+    mine = session(name, "counting")
+    check(name, mine, length)
+    backend, layers = mine.backend, mine.graphs.kv.layers  # type: ignore[union-attr]
+    assert isinstance(backend, Counting)
+    backend.rows.clear()
+    check(name, mine, length)
+    assert backend.rows[-layers:] == [chunk] * (layers - 1) + [1]
+
+
 def test_what_nothing_reads_any_more_is_dropped() -> None:
     """Between pieces memory is used again, as within one: of a program that ran only results and what runs from Python stay."""
     mine = session("qwen3", "library")
@@ -198,7 +224,7 @@ def test_bodies_of_the_device_are_called_in_chunks_and_nowhere_else() -> None:
     assert backend.calls == {(RMS,): 4 * layers + 1, GATED: layers, (ROPE,): 2 * layers}
     with torch.inference_mode():
         mine.prefill(prompt_of(3 * LARGE))  # a history of one chunk, then of two
-    assert backend.merged == (layers - 1) * 2 + layers * 2, "the last layer of a chunk that another one follows does not attend"
+    assert backend.merged == 2 * (layers - 1) * 2, "the last layer does not attend where another chunk follows, else with one row at once"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -106,6 +106,22 @@ def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lamb
                                                trials(first, evidence)), worker
 
 
+@SETTINGS
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.sampled_from([0, 1 << 10, 1 << 16])), min_size=1, max_size=40))
+def test_what_has_most_in_flight_is_tried_early_whatever_it_takes_alone(launches: list[tuple[int, int, int]]) -> None:
+    """In turns with what is fastest alone at few positions, of which every way to cut the work has its place first."""
+    sources = {number: SimpleNamespace(launches=(SimpleNamespace(grid=(grid, 8, 1), block=(32 * block, 1, 1), shared_bytes=shared),))
+               for number, (grid, block, shared) in enumerate(launches)}  # the numbers are the records, fastest first
+    order = later_ranges._ways(list(sources), SimpleNamespace(source=sources.get))  # type: ignore[arg-type]
+    assert len(order) == len(set(order)) == min(len(launches), later_ranges.MOST_PER_STEP) and order[0] == 0
+    in_flight = {number: later_ranges.staged_bytes(source) for number, source in sources.items()}  # type: ignore[arg-type]
+    for turn in range(later_ranges.MOST_PER_STEP // 2):
+        met = order[: 2 * turn + 2]
+        most = sorted((n for n in in_flight if in_flight[n]), key=lambda n: -in_flight[n])[: turn + 1]
+        cuts = list(dict.fromkeys((grid, block) for grid, block, _ in launches))[: turn + 1]
+        assert set(most) <= set(met) and {launches[number][:2] for number in met} >= set(cuts)
+
+
 def grid_of(selections: Any, position: int) -> set[int]:
     held = ranges.selected_from(selections, position).values()
     return {x.source.launches[0].grid[0] for s in held for x in s.steps if x.step.match_id.startswith("attention")}

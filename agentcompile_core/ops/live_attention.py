@@ -97,10 +97,12 @@ def _is_plain(call: AttentionCall) -> bool:
 
 
 def _parts(call: AttentionCall, start: int, part: Part) -> "list[tuple[Tensor, Tensor]] | None":
-    """The chunk over itself, causal, and over its history, without a mask; None where ``part`` does not serve one of them."""
+    """The chunk over itself, causal, and over its history, without a mask; one row over both at once. None where ``part`` does not serve
+    one of them."""
     count = call.q.shape[2]
+    ranges = ((start, start + count), *_history(start, count)) if count > 1 else ((0, start + 1),)
     found = []
-    for first, last in ((start, start + count), *_history(start, count)):
+    for first, last in ranges:
         one = part(call.q, *_cached(call, first, last), causal=first == start, scale=call.scale)
         if one is None:
             return None

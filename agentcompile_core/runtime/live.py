@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     Tensors = MutableMapping[str, "torch.Tensor"]
 
 NAME = "attention over what is cached"
+LENGTH = 2  # which input of a prompt chunk says how many of its tokens are no padding
 APPENDED = ("q", "k", "v")  # arguments that nothing reads behind the append
 
 
 @define
 class HostPosition:
-    """The first position of the chunk that runs now, as the host knows it."""
+    """What the host knows of the chunk that runs now: its first position, and its last row that is no padding (-1: not known)."""
 
     start: int = 0
+    last_row: int = -1
 
 
 def live_nodes(graph: Graph) -> tuple[str, ...]:
@@ -48,6 +50,18 @@ def begins(node: Node) -> bool:
     return named(node.op, node.args, dict(node.kwargs)).get("fresh") is True
 
 
+def is_read_in_the_last_row(graph: Graph, node: Node) -> bool:
+    """Whether of a call of attention nothing but the last row of a chunk that is no padding is read (``stages/capture/one_row.py``)."""
+    readers = graph.users.get(node.outputs[0], ())
+    if node.outputs[0] in graph.outputs or len(readers) != 1 or readers[0].op != "aten.index_select.default":
+        return False
+    taken = named(readers[0].op, readers[0].args, dict(readers[0].kwargs))
+    index = taken["index"]
+    maker = graph.producer.get(index.value) if isinstance(index, Ref) else None
+    of_length = maker is not None and maker.op == "aten.sub.Tensor" and maker.args == (Ref(graph.inputs[LENGTH]), 1) and not maker.kwargs
+    return of_length and taken["dim"] == 1
+
+
 class LiveAttention:
     """One call of attention of a bound program, in two parts: rows into the cache, and attention over what is cached.
 
@@ -57,13 +71,14 @@ class LiveAttention:
         library: the backend of the device, which may attend and merge; None: the operator's own formula.
         out: where the result goes [1, T, H, Dv]; None: a new tensor at every run, which a graph that holds it keeps.
         queries: where queries wait between the two parts, shared by all calls of one program; None beside no ``out``.
+        last_row_only: nothing else of ``out`` is read, and beside an ``out`` nothing else is written where the host knows which that is.
     """
 
     def __init__(self, node: Node, environment: "Tensors", position: HostPosition, heads: HeadRows, library: "Backend | None", *,
-                 out: "torch.Tensor | None" = None, queries: "torch.Tensor | None" = None) -> None:
+                 out: "torch.Tensor | None" = None, queries: "torch.Tensor | None" = None, last_row_only: bool = False) -> None:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
         self._name, self._environment, self._out, self._position = node.outputs[0], environment, out, position
-        self._queries, self._heads = queries, heads
+        self._queries, self._heads, self._last_row_only = queries, heads, last_row_only
         self._held: torch.Tensor | None = None  # queries between the two parts of a chunk at position 0
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
@@ -104,9 +119,11 @@ class LiveAttention:
         from ..ops.live_attention import attend
 
         assert self._queries is not None and self._out is not None
+        q, out, start, row = self._queries, self._out, self._position.start, self._position.last_row
+        if self._last_row_only and row >= 0:
+            q, out, start = q[:, :, row : row + 1], out[:, row : row + 1], start + row
         with torch.no_grad():
-            q = self._queries
-            attend(self._call(q=q, k=q, v=q), self._position.start, self._out, self._part, self._merged, self._over_all)
+            attend(self._call(q=q, k=q, v=q), start, out, self._part, self._merged, self._over_all)
 
     def append_inside(self) -> None:
         """As ``append``, of a chunk at position 0."""

@@ -126,7 +126,7 @@ class Session:
             # Warm-ups write where the position stands, those of chunks from 0 on.
             self.rows.hold(graph.tokens if graph.kind is GraphKind.PREFILL else int(self.position) + 1)
             if self._live is not None:  # warm-ups attend as far as any request will
-                self._live.start = max(0, self.kv.capacity - graph.tokens)
+                self._live.start, self._live.last_row = max(0, self.kv.capacity - graph.tokens), graph.tokens - 1
             self._steps[name] = self._decode.prepare(self.bound(name), self)
         return self._steps[name]
 
@@ -287,11 +287,14 @@ class Session:
         (getattr(step, "opening", step) if more else step)()
         return name
 
-    def place(self, chunk: Chunk, rows: "torch.Tensor") -> None:
-        """Say which chunk the prefill programs of its size read: ``rows`` say everything of it, see ``rows_of``."""
+    def place(self, chunk: Chunk, rows: "torch.Tensor", every_row: bool = False) -> None:
+        """Say which chunk the prefill programs of its size read: ``rows`` say everything of it, see ``rows_of``.
+
+        ``every_row``: calls of which only the last row is read write the others too.
+        """
         self._prefill_inputs[chunk.tokens].flat.copy_(rows)
         if self._live is not None:
-            self._live.start = chunk.start
+            self._live.start, self._live.last_row = chunk.start, -1 if every_row else chunk.length - 1
 
     def teacher_forced(self, tokens: "torch.Tensor") -> "torch.Tensor":
         """Logits [n, vocabulary] after each of the given tokens (int64 [1, n]), one decode step each; the first one is the prompt."""

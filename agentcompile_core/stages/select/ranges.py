@@ -5,10 +5,14 @@ its neighbours less room. Everything else stays as it was selected; a step is re
 weights and caches.
 """
 
+import math
+from itertools import zip_longest
+
 from attrs import evolve, frozen
 
 from ...context import Context
 from ...ir import ranges
+from ...ir.candidate import StepSource
 from ...ir.decisions import ChainLog, ChainTrial
 from ...ir.evaluated import Evaluated
 from ...ir.graph import Graph, ValueKind
@@ -151,7 +155,7 @@ def _steps(selection: Selection) -> frozenset[object]:
 def alternatives_of(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated,
                     ctx: Context) -> tuple[Alternative, ...]:
     """Others for every selected step that reads the KV cache: as many ways to cut its work into blocks as there are, fastest first of
-    each, since what is fastest at few positions says little of many."""
+    each, in turns with those that have most in flight, since what is fastest at few positions says little of many."""
     made, cached = [], _cached(graph)
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
@@ -188,11 +192,20 @@ def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selec
 
 def _ways(records: list[TuningRecord], found: Evaluated) -> list[TuningRecord]:
     first: dict[object, TuningRecord] = {}
+    staged: dict[TuningRecord, int] = {}
     for record in records:
         source = found.source(record)
         if source is not None:
             first.setdefault(tuple((launch.grid, launch.block) for launch in source.launches), record)
-    return list(dict.fromkeys((*first.values(), *records)))[:MOST_PER_STEP]
+            staged[record] = staged_bytes(source)
+    most = (record for record in sorted(staged, key=lambda one: -staged[one]) if staged[record])  # of equal ones the fastest first
+    turns = zip_longest(dict.fromkeys((*first.values(), *records)), most)
+    return list(dict.fromkeys(record for turn in turns for record in turn if record is not None))[:MOST_PER_STEP]
+
+
+def staged_bytes(source: StepSource) -> int:
+    """Bytes of shared memory that the blocks of its launches ask for: what they may have on its way from memory at a time."""
+    return sum(math.prod(launch.grid) * launch.shared_bytes for launch in source.launches)
 
 
 def _cached(graph: Graph) -> frozenset[str]:
