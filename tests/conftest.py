@@ -49,6 +49,17 @@ def _kept_fork_servers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def asked_whether_frozen() -> Iterator[Callable[[], bool]]:
+    """What was frozen above stays so, and no compile walks over all of it to find that out. Gives what would."""
+    from agentcompile_core import garbage
+
+    with pytest.MonkeyPatch.context() as patch:
+        asking = garbage.is_frozen
+        patch.setattr(garbage, "is_frozen", lambda: True)
+        yield asking
+
+
 @pytest.fixture(autouse=True)
 def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run strict: a failure that a run would survive is raised (architecture, section 6)."""
