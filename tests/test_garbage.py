@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import agentcompile_core as ac
+from agentcompile_core import garbage
 from agentcompile_core.garbage import set_apart
 from agentcompile_core.store import Store
 
@@ -17,8 +18,9 @@ TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 
 
 @pytest.fixture(autouse=True)
-def _thawed() -> Iterator[None]:
+def _thawed(asked_whether_frozen: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What conftest froze is looked at again, until the test ends."""
+    monkeypatch.setattr(garbage, "is_frozen", asked_whether_frozen)
     gc.unfreeze()
     yield
     gc.freeze()

@@ -158,9 +158,9 @@ def check(workload: Workload, loaded: LoadedModel) -> None:
         UsageError: batch other than 1, no context or one beyond the model's, a chunk of less than two tokens, another
             element type than the parameters have.
     """
-    from .describe import describe, dtype_of
+    from .describe import dtype_of, limit_of, text_config
 
-    limit, dtype = describe(loaded).limit, dtype_of(loaded.module)
+    limit, dtype = limit_of(text_config(loaded.module)), dtype_of(loaded.module)
     if limit and workload.max_context > limit:
         raise UsageError(f"a context of {workload.max_context} was asked for; {loaded.name} allows {limit}; pass at most that")
     if limit and workload.dtype is not dtype:
