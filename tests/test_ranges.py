@@ -112,9 +112,11 @@ def test_what_has_most_in_flight_is_tried_early_whatever_it_takes_alone(launches
     """In turns with what is fastest alone at few positions, of which every way to cut the work has its place first."""
     sources = {number: SimpleNamespace(launches=(SimpleNamespace(grid=(grid, 8, 1), block=(32 * block, 1, 1), shared_bytes=shared),))
                for number, (grid, block, shared) in enumerate(launches)}  # the numbers are the records, fastest first
-    order = later_ranges._ways(list(sources), SimpleNamespace(source=sources.get))  # type: ignore[arg-type]
+    found: Any = SimpleNamespace(source=sources.get)
+    records: list[Any] = list(sources)
+    order: list[Any] = later_ranges._ways(records, found)
     assert len(order) == len(set(order)) == min(len(launches), later_ranges.MOST_PER_STEP) and order[0] == 0
-    in_flight = {number: later_ranges.staged_bytes(source) for number, source in sources.items()}  # type: ignore[arg-type]
+    in_flight = {number: later_ranges._staged_bytes(number, found) for number in records}
     for turn in range(later_ranges.MOST_PER_STEP // 2):
         met = order[: 2 * turn + 2]
         most = sorted((n for n in in_flight if in_flight[n]), key=lambda n: -in_flight[n])[: turn + 1]
@@ -143,7 +145,8 @@ def test_matches_that_read_the_cache_are_named_before_anything_is_measured(plann
 @settings(derandomize=True, database=None, deadline=None, max_examples=20)
 @given(data=st.data())
 def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any, data: st.DataObject) -> None:
-    """Of the steps in front of attention and behind it those that lost least, at most a few, and themselves; of no others any."""
+    """Of the steps in front of attention and behind it those that lost least, those that leave most room, at most a few, and themselves;
+    of no others any."""
     ratios: dict[Any, float] = {}
 
     def trials(first: Any, evidence: Any) -> tuple[ChainTrial, ...]:
@@ -152,7 +155,8 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
                 ratios[record.signature, record.step] = data.draw(st.sampled_from((0.0, 0.99, 1.001, 1.01, 1.02, NEAR, 1.2)))
         return tuple(ChainTrial(signature=s, match_id=step.match_id, step=step, ratio=ratio) for (s, step), ratio in ratios.items())
 
-    first, _, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8, trials=trials)
+    first, evidence, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8, trials=trials)
+    staged = {(r.signature, r.step): later_ranges._staged_bytes(r, evidence) for r in evidence.records if r.usable}
     regions = {plan.region.signature: plan.region for plan in planned[3]}
     for question in worker.asked:
         asked = {(a.signature, a.match_id, a.selected.step) for a in question.alternatives if not a.match_id.startswith("attention")}
@@ -167,10 +171,10 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
                 if not {n - 1, n + 1} & read or not near:
                     assert not mine
                     continue
-                others = mine - {step}
-                close = sorted(r for x, r in near.items() if x != step)
-                assert step in mine and len(others) >= min(len(close), later_ranges.MOST_PER_NEIGHBOUR - 1)
-                assert sorted(ratios[selection.signature, x] for x in others) == close[:len(others)]
+                found, half = mine & near.keys(), later_ranges.MOST_PER_NEIGHBOUR // 2
+                assert step in mine and mine <= {step, *near} and min(len(near), 2 * half) <= len(mine) <= 2 * half + 1
+                assert sorted(near[x] for x in found)[:half] == sorted(near.values())[:half]
+                assert min(staged[selection.signature, x] for x in found) == min(staged[selection.signature, x] for x in near)
     assert later.selections
 
 

@@ -12,7 +12,6 @@ from attrs import evolve, frozen
 
 from ...context import Context
 from ...ir import ranges
-from ...ir.candidate import StepSource
 from ...ir.decisions import ChainLog, ChainTrial
 from ...ir.evaluated import Evaluated
 from ...ir.graph import Graph, ValueKind
@@ -27,7 +26,7 @@ from ...worker.neighbours import NEAR, in_order
 from . import chain
 
 MOST_PER_STEP = 16
-MOST_PER_NEIGHBOUR = 4
+MOST_PER_NEIGHBOUR = 6
 KIND = "ranges"  # of texts in the store
 LEAST_S, WORTH_S = 1.0, 2.0  # for a range: less is over before the chain is made; what one is worth where there are others to judge
 
@@ -169,7 +168,8 @@ def alternatives_of(graph: Graph, regions: tuple[Region, ...], selections: tuple
 
 def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selections: tuple[Selection, ...],
             trials: tuple[ChainTrial, ...], found: Evaluated, ctx: Context) -> list[Alternative]:
-    """Others for the steps in front of and behind those of ``reading``, which came close in the first range: those closest first."""
+    """Others for the steps in front of and behind those of ``reading``, which came close in the first range: those that were closest, in
+    turns with those that leave most room on an SM, since what reads much of the cache begins beside them only where it finds some."""
     ratios = {(trial.signature, trial.step): trial.ratio for trial in trials
               if trial.step is not None and 0.0 < trial.ratio < NEAR and not trial.refused and trial.alone}
     places = {(a.signature, a.match_id) for a in reading}
@@ -184,7 +184,7 @@ def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selec
             close = sorted((r for r in mine if (region.signature, r.step) in ratios),
                            key=lambda r: (ratios[region.signature, r.step], str(r.step)))
             itself = [r for r in mine if close and r.step == step.step]  # for where an earlier range has replaced it
-            wanted = (*close[:MOST_PER_NEIGHBOUR], *itself)
+            wanted = (*_by_turns(close, sorted(close, key=lambda r: _staged_bytes(r, found)), MOST_PER_NEIGHBOUR), *itself)
             options = (chain.alternative(record, region, step.baseline, found, ctx) for record in dict.fromkeys(wanted))
             made += [option for option in options if option is not None]
     return made
@@ -192,20 +192,24 @@ def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selec
 
 def _ways(records: list[TuningRecord], found: Evaluated) -> list[TuningRecord]:
     first: dict[object, TuningRecord] = {}
-    staged: dict[TuningRecord, int] = {}
     for record in records:
         source = found.source(record)
         if source is not None:
             first.setdefault(tuple((launch.grid, launch.block) for launch in source.launches), record)
-            staged[record] = staged_bytes(source)
-    most = (record for record in sorted(staged, key=lambda one: -staged[one]) if staged[record])  # of equal ones the fastest first
-    turns = zip_longest(dict.fromkeys((*first.values(), *records)), most)
-    return list(dict.fromkeys(record for turn in turns for record in turn if record is not None))[:MOST_PER_STEP]
+    staged = {record: _staged_bytes(record, found) for record in records}
+    most = sorted(filter(staged.__getitem__, records), key=lambda one: -staged[one])  # of equal ones the fastest first
+    return _by_turns(list(dict.fromkeys((*first.values(), *records))), most, MOST_PER_STEP)
 
 
-def staged_bytes(source: StepSource) -> int:
-    """Bytes of shared memory that the blocks of its launches ask for: what they may have on its way from memory at a time."""
-    return sum(math.prod(launch.grid) * launch.shared_bytes for launch in source.launches)
+def _by_turns(some: list[TuningRecord], others: list[TuningRecord], most: int) -> list[TuningRecord]:
+    turns = zip_longest(some, others)
+    return list(dict.fromkeys(record for turn in turns for record in turn if record is not None))[:most]
+
+
+def _staged_bytes(record: TuningRecord, found: Evaluated) -> int:
+    """Of shared memory that all blocks of its launches ask for: what they may have on its way from memory at a time."""
+    source = found.source(record)
+    return 0 if source is None else sum(math.prod(launch.grid) * launch.shared_bytes for launch in source.launches)
 
 
 def _cached(graph: Graph) -> frozenset[str]:
