@@ -1,0 +1,65 @@
+"""What a user waits for: from the start of a process to its first token, and where the seconds go.
+
+    python benchmarks/new_process.py qwen3-4b --budget-s 46 --cache STORE      # a store that a cold compile has filled: run it twice
+
+Prints one JSON object; --profile FILE keeps what Python's profiler sees of compile(), for pstats. Loading makes random weights here.
+"""
+
+import argparse
+import cProfile
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import torch
+from full_models import add_options, check_captured, compiled_model, context_of, kept_or_passing
+
+from agentcompile_core.report import bench
+
+PROMPT = 128  # tokens
+
+
+def _age_s() -> float:
+    """Seconds since this process began."""
+    ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    """Compile, read one prompt, and say what took how long."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, budget_s=46.0)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--profile", type=Path, help="where Python's profile of compile() is written")
+    options = parser.parse_args()
+    options.context = context_of(options.model, options.context)
+    found = {"imports_s": _age_s()}
+    torch.zeros(1, device="cuda")
+    found["context_s"] = _age_s() - sum(found.values())
+    profiler = cProfile.Profile()
+    with kept_or_passing(options) as store:
+        if options.profile:
+            profiler.enable()
+        model, _ = compiled_model(options.model, options, store)
+        profiler.disable()
+        if options.profile:
+            profiler.dump_stats(options.profile)
+        stages = dict(model.compilation.seconds)
+        found["stages_s"] = sum(stages.values())
+        found["installation_s"] = _age_s() - sum(found.values())  # binding, comparing with the module and capturing
+        model.context.close()
+        check_captured(options.model, model)
+        prompt = bench.random_prompt(model.graphs.model.vocab_size, PROMPT, seed=3)
+        for name in ("first_token_s", "next_first_token_s"):
+            began = time.time()
+            bench.generate_exactly(model, prompt, 1)
+            found[name] = time.time() - began
+    print(json.dumps({"model": options.model, "total_s": _age_s(), **found, "stages": stages}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
