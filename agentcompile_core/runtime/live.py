@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, evolve
+from attrs import define, evolve, frozen
 
 from ..ir.graph import Graph, GraphKind, Node, Ref
 from ..ops.operator_names import ATTENTION
@@ -62,6 +62,19 @@ def is_read_in_the_last_row(graph: Graph, node: Node) -> bool:
     return of_length and taken["dim"] == 1
 
 
+@frozen(kw_only=True)
+class Outside:
+    """What a call needs that attends between two graphs: ``out`` [1, T, H, Dv], where the result goes, and ``queries`` [1, H, T, D], where
+    they wait for it, shared by all calls of one program.
+
+    ``last_row_only``: nothing but the last row that is no padding is read of ``out``, and nothing else is written where the host knows it.
+    """
+
+    out: "torch.Tensor"
+    queries: "torch.Tensor"
+    last_row_only: bool = False
+
+
 class LiveAttention:
     """One call of attention of a bound program, in two parts: rows into the cache, and attention over what is cached.
 
@@ -69,16 +82,14 @@ class LiveAttention:
         environment: tensors of the program by value name.
         heads: what makes its operands.
         library: the backend of the device, which may attend and merge; None: the operator's own formula.
-        out: where the result goes [1, T, H, Dv]; None: a new tensor at every run, which a graph that holds it keeps.
-        queries: where queries wait between the two parts, shared by all calls of one program; None beside no ``out``.
-        last_row_only: nothing else of ``out`` is read, and beside an ``out`` nothing else is written where the host knows which that is.
+        outside: of a call that attends between two graphs; None: a graph may hold it, and each run makes a new tensor.
     """
 
-    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, heads: HeadRows, library: "Backend | None", *,
-                 out: "torch.Tensor | None" = None, queries: "torch.Tensor | None" = None, last_row_only: bool = False) -> None:
+    def __init__(self, node: Node, environment: "Tensors", position: HostPosition, heads: HeadRows, library: "Backend | None",
+                 outside: Outside | None = None) -> None:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
-        self._name, self._environment, self._out, self._position = node.outputs[0], environment, out, position
-        self._queries, self._heads, self._last_row_only = queries, heads, last_row_only
+        self._name, self._environment, self._position = node.outputs[0], environment, position
+        self._outside, self._heads = outside, heads
         self._held: torch.Tensor | None = None  # queries between the two parts of a chunk at position 0
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
@@ -104,13 +115,13 @@ class LiveAttention:
         from ..ops.live_attention import append_rows
 
         with torch.no_grad():
-            assert self._queries is not None
-            if self._heads.placed(self._unmade(), self._queries):
+            assert self._outside is not None
+            if self._heads.placed(self._unmade(), self._outside.queries):
                 return
             self._heads.make()
             call = self._call()
             append_rows(call)
-            self._queries.copy_(call.q)
+            self._outside.queries.copy_(call.q)
 
     def attend(self) -> None:
         """Attend from Python, at the host's position."""
@@ -118,9 +129,9 @@ class LiveAttention:
 
         from ..ops.live_attention import attend
 
-        assert self._queries is not None and self._out is not None
-        q, out, start, row = self._queries, self._out, self._position.start, self._position.last_row
-        if self._last_row_only and row >= 0:
+        assert self._outside is not None
+        q, out, start, row = self._outside.queries, self._outside.out, self._position.start, self._position.last_row
+        if self._outside.last_row_only and row >= 0:
             q, out, start = q[:, :, row : row + 1], out[:, row : row + 1], start + row
         with torch.no_grad():
             attend(self._call(q=q, k=q, v=q), start, out, self._part, self._merged, self._over_all)
@@ -151,7 +162,7 @@ class LiveAttention:
 
     def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, Piece]:
         """What appends, then what attends; ``dropped`` forgets what nothing reads any more."""
-        if self._out is None:
+        if self._outside is None:
             return Piece(run=_then(self.append_inside, dropped), names=(NAME,)), Piece(run=self.attend_inside, names=(NAME,))
         return (Piece(run=_then(self.append, dropped), names=(NAME,)), Piece(run=self.attend, capturable=False, names=(NAME,)))
 
