@@ -60,7 +60,7 @@ class Search(chain_search.ChainSearch):
                  covers: tuple[Selection, ...] = ()) -> None:
         question: Any = SimpleNamespace(selections=selections(), alternatives=alternatives, covers=covers,
                                         regions=tuple(map(region, REGIONS)), budget_s=budget_s, margin=CHAIN_MARGIN * MARGIN,
-                                        with_framework=False)
+                                        with_framework=False, earlier=())
         super().__init__(question, lambda what: None)
         self.us, self.now, self.captures = us, 0.0, list[float]()
         self.alive, self.most_alive = weakref.WeakSet[Made](), 0
@@ -78,6 +78,9 @@ class Search(chain_search.ChainSearch):
         self.alive.add(variant)
         self.most_alive = max(self.most_alive, len(self.alive))
         return variant
+
+    def stand_at(self, position: int) -> None:
+        self.now += SAMPLE_S
 
 
 @contextmanager

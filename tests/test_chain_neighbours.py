@@ -52,18 +52,57 @@ class Chain(ChainSearch):
         others = tuple(Alternative(signature="s", match_id=place, selected=selected(place, number))
                        for place in PLACES for number in range(options))
         question: Any = SimpleNamespace(selections=(selection((0, 0, 0)),), alternatives=others, covers=(), regions=(region(),),
-                                        budget_s=budget_s, margin=CHAIN_MARGIN * MARGIN, with_framework=False)
+                                        budget_s=budget_s, margin=CHAIN_MARGIN * MARGIN, with_framework=False, earlier=())
         super().__init__(question, lambda what: None)
-        self.times = times
+        self.times, self.position = times, 0
 
     def captured(self, selections: tuple[Selection, ...]) -> Any:
         return SimpleNamespace(sample_us=lambda: self.times[choice_of(selections)], wrong=lambda: "")
+
+    def stand_at(self, position: int) -> None:
+        self.position = position
 
 
 def times_of(options: int, single: list[float], together: dict[tuple[int, int], float]) -> dict[Choice, float]:
     """100 us, times a factor of each step's number, times one of the first two's numbers together."""
     return {choice: 100.0 * single[choice[0]] * single[choice[1]] * single[choice[2]] * together.get(choice[:2], 1.0)
             for choice in itertools.product(range(options), repeat=3)}
+
+
+JUDGED = 2560
+
+
+class InRounds(Chain):
+    """What has number 1 in the middle takes half as long, but twice as long at ``slow_at``."""
+
+    def __init__(self, earlier: tuple[int, ...], slow_at: frozenset[int]) -> None:
+        super().__init__(times_of(2, [1.0, 1.2], {}), 2)
+        self.q.earlier, self.q.position, self.slow_at = earlier, JUDGED, slow_at
+        self.position = JUDGED
+
+    def captured(self, selections: tuple[Selection, ...]) -> Any:
+        number = choice_of(selections)[1]
+
+        def sample_us() -> float:
+            return 100.0 if number == 0 else 200.0 if self.position in self.slow_at else 50.0
+
+        return SimpleNamespace(sample_us=sample_us, wrong=lambda: "")
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(slow_at=st.frozensets(st.sampled_from([1024, 1536, 2048, JUDGED])))
+def test_what_wins_begins_behind_the_last_position_where_it_loses(slow_at: frozenset[int]) -> None:
+    earlier = (1024, 1536, 2048)
+    chain = InRounds(earlier, slow_at)
+    found = chain.sweep()
+    assert chain.position == JUDGED, "what is asked afterwards is asked where it was"
+    if JUDGED in slow_at:
+        assert choice_of(found.selections)[1] == 0 and found.from_position == earlier[0]
+        return
+    assert choice_of(found.selections)[1] == 1
+    lost = max((p for p in slow_at), default=0)
+    assert found.from_position == next(p for p in (*earlier, JUDGED) if p > lost)
+    assert InRounds((), slow_at).sweep().from_position == 0
 
 
 def test_two_that_lose_alone_and_win_together_are_found() -> None:

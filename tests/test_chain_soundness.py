@@ -4,6 +4,7 @@ import statistics
 from typing import Any
 
 import pytest
+import torch
 from agentcompile_cuda_kit.targets import PRESETS
 from attrs import evolve
 from select_cases import FAMILY, MATCH, context, step
@@ -95,3 +96,15 @@ def test_what_was_refused_is_told_and_is_the_reason(monkeypatch: pytest.MonkeyPa
     assert new.basis is Basis.FALLBACK and "its result has NaN" in dict(new.fallback_reasons)[MATCH]
     (failure,) = ctx.failures
     assert (failure.cause, failure.plugin, failure.subject) == (Cause.TOLERANCE, FAMILY, str(stops.step))
+
+
+def test_variants_are_timed_where_the_judge_says_and_made_again_there() -> None:
+    position, rows = torch.tensor([5]), torch.ones(4)
+    states = captured.States({captured.POSITION: position, "kv.key.0": rows}, 3)
+    states.stand_at(2)
+    position.fill_(9)
+    states.reset()
+    assert int(position) == 2
+    rows.zero_()
+    states.as_made()
+    assert int(position) == 2 and bool((rows == 1).all())

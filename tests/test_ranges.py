@@ -2,6 +2,7 @@
 
 import json
 from bisect import bisect_right
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,16 @@ def test_ranges_follow_each_other_and_are_judged_inside(capacity: int) -> None:
         assert start < ranges.middle(start, capacity) < end
 
 
+@SETTINGS
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
+def test_a_range_may_begin_anywhere_within_half_of_its_position(start: int, end: int) -> None:
+    found = ranges.beginnings(start, end)
+    assert list(found) == sorted(set(found)) and all(start <= position < end for position in found)
+    assert set(ranges.starts(end)) <= set(ranges.beginnings(0, end))
+    assert all(after <= 1.5 * before for before, after in pairwise(found))
+    assert not found or found[0] <= max(ranges.FIRST, 1.5 * start)
+
+
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("model")
@@ -73,8 +84,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Worker:
     """Answers as a chain on a device would for which attention is fastest with ``blocks(position)`` blocks."""
 
-    def __init__(self, blocks: Any, fails: bool = False) -> None:
-        self.blocks, self.fails, self.asked = blocks, fails, list[ChainQuestion]()
+    def __init__(self, blocks: Any, from_position: int = 0) -> None:
+        self.blocks, self.from_position, self.asked = blocks, from_position, list[ChainQuestion]()
 
     def call(self, function: str, argument: object, **_: object) -> object:
         question = serial.structure(json.loads(json.dumps(argument)), ChainQuestion)
@@ -87,19 +98,21 @@ class Worker:
             trials.append(ChainTrial(signature=option.signature, match_id=option.match_id, step=step,
                                      ratio=0.5 if wins else 1.5, taken=wins))
             held = replaced(held, option) if wins else held
-        answer = ChainAnswer(selections=held, us=9.0, first_us=9.5, framework_us=0.0, tried=len(trials), accepted=1, trials=tuple(trials))
+        answer = ChainAnswer(selections=held, us=9.0, first_us=9.5, framework_us=0.0, tried=len(trials), accepted=1, trials=tuple(trials),
+                             from_position=self.from_position and max(self.from_position, question.earlier[0]))
         return json.loads(serial.dumps(answer))
 
 
 def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lambda first, evidence: (),
-           store: Store | None = None) -> tuple[Any, ...]:
-    """The first selections, evidence, what is selected later, and the worker. ``budget_s``: what is left when it begins."""
+           store: Store | None = None, from_position: int = 0) -> tuple[Any, ...]:
+    """The first selections, evidence, what is selected later, and the worker. ``budget_s``: what is left when it begins; ``from_position``:
+    from where on what is fastest at a position holds before it."""
     ctx, graphs, _, plans = planned
     first, evidence = selected(planned, points=16)
     first = tuple(evolve(s, basis=Basis.CHAIN, steps=tuple(evolve(x, basis=Basis.CHAIN) for x in s.steps)) for s in first)
     digests = {c.source.digest for c in evidence.candidates}
     kernels = {d: Kernel(digest=d, backend="fake", arch="sm_90a", binary=b"\x00", sha256="s", compiler="c") for d in digests}
-    worker = Worker(blocks)
+    worker = Worker(blocks, from_position)
     ctx = evolve(ctx, backend=doubles.FakeBackend(), store=store or Store(None), worker=worker, budget=Budget(budget_s))
     ctx.budget.start()
     return first, evidence, later_ranges.later(graphs.graphs[0], plans, first, evolve(evidence, kernels=kernels), ctx,
@@ -176,6 +189,23 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
                 assert sorted(near[x] for x in found)[:half] == sorted(near.values())[:half]
                 assert min(staged[selection.signature, x] for x in found) == min(staged[selection.signature, x] for x in near)
     assert later.selections
+
+
+@pytest.mark.parametrize("from_position, begins", [(0, 1024), (1024, 1024), (1537, 2048), (2560, 3072)])
+def test_a_range_begins_where_what_was_chosen_for_it_wins(planned: Any, from_position: int, begins: int) -> None:
+    """Before that the steps of the range before it go on."""
+    first, _, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8, from_position=from_position)
+    assert [question.earlier for question in worker.asked] == [(1024, 1536, 2048), (4096,)]
+    everything = (*first, *later.selections)
+    assert ranges.starts_of(everything) == (0, begins, 4096) == (0, *(log.start for log in later.logs))
+    assert [grid_of(everything, p) for p in (begins, 4095, 4096)] == [{16}, {16}, {8}]
+    before = {x.step for s in ranges.selected_from(everything, begins - 1).values() for x in s.steps}
+    assert before == {x.step for s in first for x in s.steps}
+
+
+def test_what_wins_at_the_end_of_the_cache_alone_is_worth_no_program(planned: Any) -> None:
+    _, _, later, _ = chosen(planned, lambda position: 16, from_position=CONTEXT - 1)
+    assert later.selections == () == later.logs
 
 
 def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:

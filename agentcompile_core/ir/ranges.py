@@ -42,6 +42,16 @@ def starts_of(selections: Iterable[Selection]) -> tuple[int, ...]:
     return tuple(sorted({0, *(s.start for s in selections)}))
 
 
+def beginnings(start: int, end: int) -> tuple[int, ...]:
+    """Positions from ``start`` up to ``end`` at which a range may begin that was judged behind them: what wins there may lose nearby. They
+    are those of ``starts`` and two and three times a power of two between them."""
+    found, one = [], FIRST
+    while one < end:
+        found += [position for position in (one, one // 2 * 3) if start <= position < end]
+        one *= 2
+    return tuple(found)
+
+
 def selected_from(selections: Iterable[Selection], start: int) -> dict[str, Selection]:
     """What holds at position ``start``, by signature."""
     return {s.signature: s for s in sorted(selections, key=lambda s: s.start) if s.start <= start}

@@ -178,7 +178,7 @@ def _program(item: Any, graphs: GraphSet) -> Program:
     graph = next((g for g in graphs.graphs if g.name == stored.graph), None)
     if graph is None:
         raise UsageError(f"the bundle has a program for {stored.graph!r} but no such graph; emit it again")
-    ranged = graph.kind is GraphKind.DECODE and graphs.kv is not None and stored.start in ranges.starts(graphs.kv.capacity)
+    ranged = graph.kind is GraphKind.DECODE and graphs.kv is not None and stored.start in ranges.beginnings(0, graphs.kv.capacity)
     if stored.start and not ranged:
         raise UsageError(f"the bundle has a program for {stored.graph!r} from position {stored.start} on, which it cannot have; "
                          "emit it again")

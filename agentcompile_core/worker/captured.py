@@ -37,6 +37,10 @@ class States:
         if POSITION in self.tensors:
             self.tensors[POSITION].fill_(self._position)
 
+    def stand_at(self, position: int) -> None:
+        """Another position at which variants are timed from now on, not behind the one that rows were made for."""
+        self._position = position
+
     def as_made(self) -> None:
         """Everything as it was made, at that position."""
         for name, tensor in self.tensors.items():

@@ -45,6 +45,7 @@ class ChainQuestion:
     """What the chain is asked: which of ``alternatives`` to take in place of what ``selections`` hold.
 
     ``covers``: other covers of their regions, each with the best step alone of every match; one takes the place of another as a whole.
+    ``earlier``: positions before ``position``, ascending, at which what wins is compared with ``selections`` too.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class ChainQuestion:
     target: Target
     backend: str
     position: int
+    earlier: tuple[int, ...] = field(default=(), metadata={UNSAID: True})
     margin: float
     budget_s: float
     with_framework: bool = True  # whether the step on the framework is timed as well
@@ -67,7 +69,8 @@ class ChainAnswer:
 
     ``refused``: of each step that was not taken since the whole step was wrong with it, region, match, the step in words, and why.
     ``trials``: what led there, in order; who makes it again from ``question.selections`` gets ``selections``. What a second descent
-    tried on its way is not among them, its end is. ``tried``: how many of them change one step.
+    tried on its way is not among them, its end is. ``tried``: how many of them change one step. ``from_position``: the first of the earlier
+    positions from which on they are nowhere slower than what the question held, the question's own if there is none.
     """
 
     selections: Selections
@@ -78,6 +81,7 @@ class ChainAnswer:
     accepted: int
     refused: tuple[tuple[str, str, str, str], ...] = ()
     trials: tuple[ChainTrial, ...] = ()
+    from_position: int = field(default=0, metadata={UNSAID: True})
 
 
 def holds(selections: Selections, alternative: Alternative) -> bool:

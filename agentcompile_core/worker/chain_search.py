@@ -34,6 +34,10 @@ class ChainSearch:
         """The step on the framework alone."""
 
     @abstractmethod
+    def stand_at(self, position: int) -> None:
+        """From now on variants are timed at ``position``, up to which the caches are filled."""
+
+    @abstractmethod
     def is_lost(self) -> bool:
         """Whether the device is unusable, which ends this worker."""
 
@@ -46,6 +50,7 @@ class ChainSearch:
         best = self.captured(self.q.selections)
         first_us = _median_us(best, PAIRS)
         started, best = self._sound(self.q.selections, best)
+        begun = best
         first = self._descent(started, best, deadline)
         first.run(self.q.alternatives, self.q.covers)
         self._trials += first.trials
@@ -54,11 +59,26 @@ class ChainSearch:
         sound, best = self._sound(held, best)
         if sound is not held:
             held, us = sound, _median_us(best, PAIRS)
+        from_position = self._from_position(best, begun) if self.q.earlier else 0
         framework_us = self._framework_us() if self.q.with_framework else 0.0
         tried = sum(trial.alone for trial in first.trials)
         accepted = sum(trial.taken and bool(trial.ratio) for trial in self._trials)
         return ChainAnswer(selections=held, us=us, first_us=first_us, framework_us=framework_us, tried=tried, accepted=accepted,
-                           refused=tuple(self._refused), trials=tuple(self._trials))
+                           refused=tuple(self._refused), trials=tuple(self._trials), from_position=from_position)
+
+    def _from_position(self, best: Variant, begun: Variant) -> int:
+        """Where ``best`` may begin to hold: before the position that it was chosen at it may lose, since work is dealt out in rounds."""
+        if best is begun:
+            return self.q.earlier[0]
+        found = self.q.position
+        for position in reversed(self.q.earlier):
+            self.stand_at(position)
+            best.sample_us()  # the caches of the device hold another position's rows
+            if statistics.median(best.sample_us() / begun.sample_us() for _ in range(PAIRS)) > 1.0 + self.q.margin:
+                break
+            found = position
+        self.stand_at(self.q.position)
+        return found
 
     def _in_other_order(self, started: Selections, start: Variant, first: Descent, deadline: float) -> tuple[Selections, Variant]:
         """The end of a second descent from ``start``, with the steps in another order, where it is faster than that of the first one.

@@ -56,6 +56,10 @@ class Judge(ChainSearch):
         """The step on the framework alone, captured."""
         return self._capture(framework_program(self.q.graph))
 
+    def stand_at(self, position: int) -> None:
+        """By the position that the states are reset to."""
+        self.states.stand_at(position)
+
     def is_lost(self) -> bool:
         """Whether the backend says so."""
         return self.backend.is_lost()

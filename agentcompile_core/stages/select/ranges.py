@@ -74,13 +74,17 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
             _skipped(start, ctx)
             break
         question = chain.question_of(graph, regions, held, alternatives, position, left_s, ctx)
-        won, answer = chain.ask(evolve(question, with_framework=False), held, found, ctx)
+        question = evolve(question, with_framework=False, earlier=ranges.beginnings(start, position))
+        won, answer = chain.ask(question, held, found, ctx)
         if answer is None:
             failed = True
             continue
         done += 1
-        log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=start)
-        others = tuple(_from(start, new, old, position) for new, old in zip(won, held, strict=True) if _steps(new) != _steps(old))
+        begins = next(iter(ranges.beginnings(max(start, answer.from_position), capacity)), None)
+        if begins is None:  # it wins at the end of the cache alone
+            continue
+        log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=begins)
+        others = tuple(_from(begins, new, old, position) for new, old in zip(won, held, strict=True) if _steps(new) != _steps(old))
         made = Later(selections=(*made.selections, *others), logs=(*made.logs, log))
         changed = {s.signature for s in others}
         held = (*(s for s in held if s.signature not in changed), *others)
