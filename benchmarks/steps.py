@@ -76,10 +76,13 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=24576)
     parser.add_argument("--positions", default="192,2048,8192,20480")
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--bundle", type=Path, help="also write the bundle here, whose decisions.json says what each range was chosen from")
     options = parser.parse_args()
     lengths_of(options.positions, options.context)
     with compiled_here(options) as (model, seconds, ceiling):
         print(f"compiled in {seconds:.1f} s; read ceiling {ceiling:.0f} GB/s; notes: {'; '.join(model.notes) or 'none'}", flush=True)
+        if options.bundle:
+            model.save(options.bundle)
         rows = rows_of(model, options, ceiling)
         harness.write_results("steps", rows, max(ceiling, harness.read_ceiling_gbps()), options.out, options.commit)
     return 0
