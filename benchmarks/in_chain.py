@@ -72,7 +72,7 @@ class Asked:
     them."""
 
     def __init__(self) -> None:
-        self.answered: list[tuple[ChainQuestion, Selections]] = []
+        self.answered: list[tuple[ChainQuestion, Selections, int]] = []  # the last one: the position from which on they hold
         self._ask = chain.ask
 
     def __enter__(self) -> "Asked":
@@ -90,14 +90,15 @@ class Asked:
         """
         if not self.answered:
             raise SystemExit("no chain was judged; this needs a GPU")
-        starts = [0, *ranges.starts(chain.capacity_of(self.answered[0][0].graph))]
-        number = sum(start <= position for start in starts) - 1
-        question, selections = self.answered[min(number, len(self.answered) - 1)]
+        question, selections, _ = next(one for one in reversed(self.answered) if one[2] <= position)
         return evolve(question, position=position), selections
 
     def _heard(self, question: ChainQuestion, *rest: Any) -> Any:
         selections, answer = self._ask(question, *rest)
-        self.answered.append((question, selections))  # without an answer what was held before: every range has its place
+        capacity = chain.capacity_of(question.graph)
+        start = [0, *ranges.starts(capacity)][len(self.answered)]  # without an answer what was held before: every range has its place
+        begins = ranges.beginning(start, answer.from_position if answer else 0, capacity) if start else 0
+        self.answered.append((question, selections, capacity if begins is None else begins))
         return selections, answer
 
 

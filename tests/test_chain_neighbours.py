@@ -73,20 +73,21 @@ JUDGED = 2560
 
 
 class InRounds(Chain):
-    """What has number 1 in the middle takes half as long, but twice as long at ``slow_at``."""
+    """What has number 1 in the middle takes half as long, but twice as long at ``slow_at``. Number 0 stops working if it is ``unsound``."""
 
-    def __init__(self, earlier: tuple[int, ...], slow_at: frozenset[int]) -> None:
+    def __init__(self, earlier: tuple[int, ...], slow_at: frozenset[int], unsound: bool = False) -> None:
         super().__init__(times_of(2, [1.0, 1.2], {}), 2)
+        self.unsound = unsound
         self.q.earlier, self.q.position, self.slow_at = earlier, JUDGED, slow_at
         self.position = JUDGED
 
     def captured(self, selections: tuple[Selection, ...]) -> Any:
-        number = choice_of(selections)[1]
+        number = next((int(x.step.schedule["number"]) for x in selections[0].steps if x.step.match_id == "b"), None)
 
         def sample_us() -> float:
-            return 100.0 if number == 0 else 200.0 if self.position in self.slow_at else 50.0
+            return 100.0 if number != 1 else 200.0 if self.position in self.slow_at else 50.0
 
-        return SimpleNamespace(sample_us=sample_us, wrong=lambda: "")
+        return SimpleNamespace(sample_us=sample_us, wrong=lambda: "it has NaN" if self.unsound and number == 0 else "")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -103,6 +104,9 @@ def test_what_wins_begins_behind_the_last_position_where_it_loses(slow_at: froze
     lost = max((p for p in slow_at), default=0)
     assert found.from_position == next(p for p in (*earlier, JUDGED) if p > lost)
     assert InRounds((), slow_at).sweep().from_position == 0
+    again = InRounds(earlier, slow_at, unsound=True).sweep()
+    assert again.from_position == earlier[0], "what was taken out holds nowhere any more, however slow what replaces it"
+    assert [trial.match_id for trial in again.trials if trial.taken and not trial.ratio] == ["b"]
 
 
 def test_two_that_lose_alone_and_win_together_are_found() -> None:

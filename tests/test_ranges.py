@@ -62,6 +62,9 @@ def test_ranges_follow_each_other_and_are_judged_inside(capacity: int) -> None:
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
 def test_a_range_may_begin_anywhere_within_half_of_its_position(start: int, end: int) -> None:
     found = ranges.beginnings(start, end)
+    begins = ranges.beginning(start, 0, end)
+    assert begins is None or (begins == found[0] and begins * ranges.WORTH <= end)
+    assert begins is not None or not found or found[0] * ranges.WORTH > end
     assert list(found) == sorted(set(found)) and all(start <= position < end for position in found)
     assert set(ranges.starts(end)) <= set(ranges.beginnings(0, end))
     assert all(after <= 1.5 * before for before, after in pairwise(found))
@@ -119,6 +122,19 @@ def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lamb
                                                trials(first, evidence)), worker
 
 
+@pytest.mark.parametrize("grid, shared_kib, in_flight_kib, on_an_sm_kib", [
+    ((132, 1, 1), 64, 132 * 64, 64), ((264, 1, 1), 64, 264 * 64, 128), ((16, 8, 1), 68, 128 * 68, 68), ((8, 8, 1), 130, 64 * 130, 130),
+    ((1000, 1, 1), 64, 3 * 132 * 64, 3 * 64), ((500, 1, 1), 0, 0, 0)])
+def test_what_blocks_hold_is_of_those_that_are_there_at_a_time(grid: tuple[int, int, int], shared_kib: int, in_flight_kib: int,
+                                                              on_an_sm_kib: int) -> None:
+    """An H200 has 132 SMs of 228 KiB."""
+    source = SimpleNamespace(launches=(SimpleNamespace(grid=grid, shared_bytes=shared_kib << 10),))
+    found: Any = SimpleNamespace(source=lambda record: source)
+    record: Any = None
+    assert later_ranges._in_flight(record, found, preset("h200")) == in_flight_kib << 10
+    assert later_ranges._on_an_sm(record, found, preset("h200")) == on_an_sm_kib << 10
+
+
 @SETTINGS
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.sampled_from([0, 1 << 10, 1 << 16])), min_size=1, max_size=40))
 def test_what_has_most_in_flight_is_tried_early_whatever_it_takes_alone(launches: list[tuple[int, int, int]]) -> None:
@@ -127,9 +143,9 @@ def test_what_has_most_in_flight_is_tried_early_whatever_it_takes_alone(launches
                for number, (grid, block, shared) in enumerate(launches)}  # the numbers are the records, fastest first
     found: Any = SimpleNamespace(source=sources.get)
     records: list[Any] = list(sources)
-    order: list[Any] = later_ranges._ways(records, found)
+    order: list[Any] = later_ranges._ways(records, found, preset("h200"))
     assert len(order) == len(set(order)) == min(len(launches), later_ranges.MOST_PER_STEP) and order[0] == 0
-    in_flight = {number: later_ranges._staged_bytes(number, found) for number in records}
+    in_flight = {number: 8 * launch[0] * launch[2] for number, launch in enumerate(launches)}  # all of them are there at once
     for turn in range(later_ranges.MOST_PER_STEP // 2):
         met = order[: 2 * turn + 2]
         most = sorted((n for n in in_flight if in_flight[n]), key=lambda n: -in_flight[n])[: turn + 1]
@@ -169,7 +185,7 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
         return tuple(ChainTrial(signature=s, match_id=step.match_id, step=step, ratio=ratio) for (s, step), ratio in ratios.items())
 
     first, evidence, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8, trials=trials)
-    staged = {(r.signature, r.step): later_ranges._staged_bytes(r, evidence) for r in evidence.records if r.usable}
+    held = {(r.signature, r.step): later_ranges._on_an_sm(r, evidence, preset("h200")) for r in evidence.records if r.usable}
     regions = {plan.region.signature: plan.region for plan in planned[3]}
     for question in worker.asked:
         asked = {(a.signature, a.match_id, a.selected.step) for a in question.alternatives if not a.match_id.startswith("attention")}
@@ -187,7 +203,7 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
                 found, half = mine & near.keys(), later_ranges.MOST_PER_NEIGHBOUR // 2
                 assert step in mine and mine <= {step, *near} and min(len(near), 2 * half) <= len(mine) <= 2 * half + 1
                 assert sorted(near[x] for x in found)[:half] == sorted(near.values())[:half]
-                assert min(staged[selection.signature, x] for x in found) == min(staged[selection.signature, x] for x in near)
+                assert min(held[selection.signature, x] for x in found) == min(held[selection.signature, x] for x in near)
     assert later.selections
 
 
@@ -203,8 +219,9 @@ def test_a_range_begins_where_what_was_chosen_for_it_wins(planned: Any, from_pos
     assert before == {x.step for s in first for x in s.steps}
 
 
-def test_what_wins_at_the_end_of_the_cache_alone_is_worth_no_program(planned: Any) -> None:
-    _, _, later, _ = chosen(planned, lambda position: 16, from_position=CONTEXT - 1)
+@pytest.mark.parametrize("from_position", [CONTEXT - 1, CONTEXT // 4 * 3 + 1])
+def test_what_wins_near_the_end_of_the_cache_alone_is_worth_no_program(planned: Any, from_position: int) -> None:
+    _, _, later, _ = chosen(planned, lambda position: 16, from_position=from_position)
     assert later.selections == () == later.logs
 
 

@@ -261,7 +261,7 @@ def _chunk(session: Session, program: Program, weights: "WeightStore") -> _Chunk
         return made.output(0)[0, -1]
 
     return _Chunk(before=(lambda: session.read(prompt[:, :start])) if start else session.forget, start=start, ours=ours, theirs=theirs,
-                  place=lambda: session.place(chunk, rows, every_row=True), bound=bound)
+                  place=lambda: session.place(chunk, rows), bound=bound)
 
 
 def _both(session: Session, before: "Callable[[], object]", start: int, count: int, ours: "Run", theirs: "Run") -> "Pairs":

@@ -14,6 +14,7 @@ from ..ir.graph import Graph, ValueKind
 from ..ops.decisions import behind, decisions
 from ..ops.interpreter import Prepared, compile_nodes
 from ..ops.operator_names import ATTENTION
+from ..runtime.live import is_read_in_the_last_row
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +131,8 @@ def _state(bound: "BoundProgram", name: str, position: int) -> _State:
 def difference_of_pieces(ours: "BoundProgram", theirs: "BoundProgram", rows: slice, differs: "Differs") -> str:
     """The same of a program that reads prompts, piece by piece beside one of the framework's operators alone, over the same states.
 
-    Behind each piece the other program goes on with what this one gave. ``rows``: those of the caches that the chunk writes.
+    Behind each piece the other program goes on with what this one gave. ``rows``: those of the caches that the chunk, no row of which is
+    padding, writes. Of attention that is read in the last row alone nothing else need be there.
     """
     if len(ours.parts) != len(theirs.parts) or [s.nodes for s in ours.segments] != [s.nodes for s in theirs.segments]:
         return "its pieces are not those of the framework's operators"
@@ -151,7 +153,10 @@ def difference_of_pieces(ours: "BoundProgram", theirs: "BoundProgram", rows: sli
         next(mine).run()
         made = [name for one in segment.nodes for name in ours.graph.node_by_name[one].outputs if name in theirs.environment]
         results = {name: ours.environment[name] for name in made if name in ours.environment}
-        if why := _first(results, theirs.environment, differs):
+        found, wanted = results, {name: theirs.environment[name] for name in results}
+        if node.op == ATTENTION and is_read_in_the_last_row(ours.graph, node):
+            found, wanted = ({name: attended[:, -1:] for name, attended in one.items()} for one in (found, wanted))
+        if why := _first(found, wanted, differs):
             return f"{', '.join(segment.nodes[:2])}: {why}"
         for name, tensor in results.items():
             if node.op == ATTENTION:

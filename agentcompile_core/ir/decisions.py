@@ -63,7 +63,7 @@ class ChainTrial:
 
 @frozen(kw_only=True)
 class ChainLog:
-    """What the captured chain began with, as signature and step, and what it tried, in order. ``start``: of the range it was asked for."""
+    """What the captured chain began with, as signature and step, and what it tried, in order. ``start``: where its range begins."""
 
     started: tuple[tuple[str, Step], ...]
     trials: tuple[ChainTrial, ...] = ()

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from .selection import Selection
 
 FIRST = 1024  # positions of the first range: below it the steps of the whole model are chosen
-FACTOR = 4  # each further range begins at so many times the position of the one before
+FACTOR = 4  # each further range is asked for from so many times the position of the one before on
 LEAST = 1.5  # times its first position: a cache that ends before that is no range
+WORTH = 1.125  # times where a range begins in the end: a cache that ends before that is worth no program
 
 
 def starts(capacity: int) -> tuple[int, ...]:
-    """Where ranges behind the first one begin, in a cache of ``capacity`` positions."""
+    """From where on ranges behind the first one are asked for, in a cache of ``capacity`` positions: there they begin at the earliest."""
     found, start = [], FIRST
     while start * LEAST <= capacity:
         found.append(start)
@@ -43,13 +44,19 @@ def starts_of(selections: Iterable[Selection]) -> tuple[int, ...]:
 
 
 def beginnings(start: int, end: int) -> tuple[int, ...]:
-    """Positions from ``start`` up to ``end`` at which a range may begin that was judged behind them: what wins there may lose nearby. They
-    are those of ``starts`` and two and three times a power of two between them."""
+    """Positions from ``start`` up to ``end`` at which a range may begin: those of ``starts`` and, between them, twice and three times a
+    power of two. What wins where a range is judged may lose at some of them."""
     found, one = [], FIRST
     while one < end:
         found += [position for position in (one, one // 2 * 3) if start <= position < end]
         one *= 2
     return tuple(found)
+
+
+def beginning(start: int, from_position: int, capacity: int) -> int | None:
+    """Where the range that was asked for from ``start`` on begins, if what was chosen for it is to hold from ``from_position`` on; None: so
+    near to the end of the cache that it is worth no program."""
+    return next((one for one in beginnings(max(start, from_position), capacity) if one * WORTH <= capacity), None)
 
 
 def selected_from(selections: Iterable[Selection], start: int) -> dict[str, Selection]:

@@ -42,7 +42,7 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
     """What the operator returns, [1, T, H, Dv]: row t of ``call.q`` attends to the cached rows 0 .. start + t.
 
     It is written to ``out`` where that is given. The chunk's own K and V are cached already. ``call.position`` is not read:
-    ``start`` is the same number on the host.
+    ``start`` is the position of the first row of ``call.q``, on the host.
 
     Raises:
         ValueError: the chunk ends behind the cache.

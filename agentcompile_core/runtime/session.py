@@ -287,14 +287,11 @@ class Session:
         (getattr(step, "opening", step) if more else step)()
         return name
 
-    def place(self, chunk: Chunk, rows: "torch.Tensor", every_row: bool = False) -> None:
-        """Say which chunk the prefill programs of its size read: ``rows`` say everything of it, see ``rows_of``.
-
-        ``every_row``: calls of which only the last row is read write the others too.
-        """
+    def place(self, chunk: Chunk, rows: "torch.Tensor") -> None:
+        """Say which chunk the prefill programs of its size read: ``rows`` say everything of it, see ``rows_of``."""
         self._prefill_inputs[chunk.tokens].flat.copy_(rows)
         if self._live is not None:
-            self._live.start, self._live.last_row = chunk.start, -1 if every_row else chunk.length - 1
+            self._live.start, self._live.last_row = chunk.start, chunk.length - 1
 
     def teacher_forced(self, tokens: "torch.Tensor") -> "torch.Tensor":
         """Logits [n, vocabulary] after each of the given tokens (int64 [1, n]), one decode step each; the first one is the prompt."""

@@ -15,6 +15,8 @@ from .chain_question import Alternative, ChainAnswer, ChainQuestion, Selections,
 from .descent import Descent, Outcome, logged
 from .paired import PAIRS, paired_ratio
 
+PAIRS_EARLIER, SLOWER = 5, 1.003  # at each earlier position; times what held before: by less it is no slower, as far as these tell
+
 
 class ChainSearch:
     """Answers one question by variants of the step that whoever derives from it makes and times."""
@@ -67,14 +69,16 @@ class ChainSearch:
                            refused=tuple(self._refused), trials=tuple(self._trials), from_position=from_position)
 
     def _from_position(self, best: Variant, begun: Variant) -> int:
-        """Where ``best`` may begin to hold: before the position that it was chosen at it may lose, since work is dealt out in rounds."""
-        if best is begun:
+        """Where ``best`` may begin to hold: before the position that it was chosen at it may lose, since work is dealt out in rounds. What
+        was taken out holds nowhere any more."""
+        if best is begun or any(trial.taken and not trial.ratio for trial in self._trials):
             return self.q.earlier[0]
         found = self.q.position
         for position in reversed(self.q.earlier):
+            self.phase(f"from position {position} on")
             self.stand_at(position)
             best.sample_us()  # the caches of the device hold another position's rows
-            if statistics.median(best.sample_us() / begun.sample_us() for _ in range(PAIRS)) > 1.0 + self.q.margin:
+            if statistics.median(best.sample_us() / begun.sample_us() for _ in range(PAIRS_EARLIER)) > SLOWER:
                 break
             found = position
         self.stand_at(self.q.position)

@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 
 from ...context import Context
 from ...ir import ranges
+from ...ir.candidate import Launch
 from ...ir.decisions import ChainLog, ChainTrial
 from ...ir.evaluated import Evaluated
 from ...ir.graph import Graph, ValueKind
@@ -19,6 +20,7 @@ from ...ir.plan import RegionPlan
 from ...ir.record import TuningRecord
 from ...ir.region import Match, Region
 from ...ir.selection import SelectedStep, Selection
+from ...ir.target import Target
 from ...plugin.events import Skipped
 from ...store import keys
 from ...worker.chain_question import Alternative
@@ -80,8 +82,9 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
             failed = True
             continue
         done += 1
-        begins = next(iter(ranges.beginnings(max(start, answer.from_position), capacity)), None)
-        if begins is None:  # it wins at the end of the cache alone
+        begins = ranges.beginning(start, answer.from_position, capacity)
+        if begins is None:
+            ctx.emit(Skipped(subject="ranges", message=f"what was chosen at position {position} wins near the end of the cache alone"))
             continue
         log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=begins)
         others = tuple(_from(begins, new, old, position) for new, old in zip(won, held, strict=True) if _steps(new) != _steps(old))
@@ -157,14 +160,14 @@ def _steps(selection: Selection) -> frozenset[object]:
 
 def alternatives_of(graph: Graph, regions: tuple[Region, ...], selections: tuple[Selection, ...], found: Evaluated,
                     ctx: Context) -> tuple[Alternative, ...]:
-    """Others for every selected step that reads the KV cache: as many ways to cut its work into blocks as there are, fastest first of
-    each, in turns with those that have most in flight, since what is fastest at few positions says little of many."""
+    """Others for every selected step that reads the KV cache: ways to cut its work into blocks, fastest first of each, in turns with those
+    that have most in flight, since what is fastest at few positions says little of many."""
     made, cached = [], _cached(graph)
     for region, selection in ((r, s) for r in regions for s in selections if s.signature == r.signature):
         for step in selection.steps:
             if not _reads(cached, region, region.match_by_id[step.step.match_id]):
                 continue
-            mine = _ways(chain.rivals(step, region, found), found)
+            mine = _ways(chain.rivals(step, region, found), found, ctx.target)
             options = (chain.alternative(record, region, step.baseline, found, ctx) for record in mine)
             made += [option for option in options if option is not None]
     return tuple(made)
@@ -188,20 +191,20 @@ def _beside(reading: tuple[Alternative, ...], regions: tuple[Region, ...], selec
             close = sorted((r for r in mine if (region.signature, r.step) in ratios),
                            key=lambda r: (ratios[region.signature, r.step], str(r.step)))
             itself = [r for r in mine if close and r.step == step.step]  # for where an earlier range has replaced it
-            wanted = (*_by_turns(close, sorted(close, key=lambda r: _staged_bytes(r, found)), MOST_PER_NEIGHBOUR), *itself)
+            wanted = (*_by_turns(close, sorted(close, key=lambda r: _on_an_sm(r, found, ctx.target)), MOST_PER_NEIGHBOUR), *itself)
             options = (chain.alternative(record, region, step.baseline, found, ctx) for record in dict.fromkeys(wanted))
             made += [option for option in options if option is not None]
     return made
 
 
-def _ways(records: list[TuningRecord], found: Evaluated) -> list[TuningRecord]:
+def _ways(records: list[TuningRecord], found: Evaluated, target: Target) -> list[TuningRecord]:
     first: dict[object, TuningRecord] = {}
     for record in records:
         source = found.source(record)
         if source is not None:
             first.setdefault(tuple((launch.grid, launch.block) for launch in source.launches), record)
-    staged = {record: _staged_bytes(record, found) for record in records}
-    most = sorted(filter(staged.__getitem__, records), key=lambda one: -staged[one])  # of equal ones the fastest first
+    in_flight = {record: _in_flight(record, found, target) for record in records}
+    most = sorted(filter(in_flight.__getitem__, records), key=lambda one: -in_flight[one])  # of equal ones the fastest first
     return _by_turns(list(dict.fromkeys((*first.values(), *records))), most, MOST_PER_STEP)
 
 
@@ -210,10 +213,26 @@ def _by_turns(some: list[TuningRecord], others: list[TuningRecord], most: int) -
     return list(dict.fromkeys(record for turn in turns for record in turn if record is not None))[:most]
 
 
-def _staged_bytes(record: TuningRecord, found: Evaluated) -> int:
-    """Of shared memory that all blocks of its launches ask for: what they may have on its way from memory at a time."""
+def _in_flight(record: TuningRecord, found: Evaluated, target: Target) -> int:
+    """Bytes of dynamic shared memory that the blocks of a launch hold on the whole device at a time: what they may have on its way there
+    from memory. The most of all launches."""
+    return max((_resident(launch, target) * launch.shared_bytes for launch in _launches(record, found)), default=0)
+
+
+def _on_an_sm(record: TuningRecord, found: Evaluated, target: Target) -> int:
+    """The bytes of these that one SM holds: what its blocks leave no room for."""
+    return max((-(-_resident(launch, target) // target.sm_count) * launch.shared_bytes for launch in _launches(record, found)), default=0)
+
+
+def _resident(launch: Launch, target: Target) -> int:
+    """How many of its blocks are on the device at a time, as far as dynamic shared memory tells."""
+    blocks = math.prod(launch.grid)
+    return min(blocks, target.sm_count * (target.shared_bytes_per_sm // launch.shared_bytes)) if launch.shared_bytes else blocks
+
+
+def _launches(record: TuningRecord, found: Evaluated) -> tuple[Launch, ...]:
     source = found.source(record)
-    return 0 if source is None else sum(math.prod(launch.grid) * launch.shared_bytes for launch in source.launches)
+    return () if source is None else source.launches
 
 
 def _cached(graph: Graph) -> frozenset[str]:
