@@ -45,7 +45,7 @@ class ChainQuestion:
     """What the chain is asked: which of ``alternatives`` to take in place of what ``selections`` hold.
 
     ``covers``: other covers of their regions, each with the best step alone of every match; one takes the place of another as a whole.
-    ``earlier``: positions before ``position``, ascending, at which what wins is compared with ``selections`` too.
+    ``earlier``: positions before ``position``, from low to high, at which what wins is compared with ``selections`` too.
     """
 
     graph: Graph
