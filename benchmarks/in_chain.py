@@ -95,10 +95,9 @@ class Asked:
 
     def _heard(self, question: ChainQuestion, *rest: Any) -> Any:
         selections, answer = self._ask(question, *rest)
-        capacity = chain.capacity_of(question.graph)
-        start = [0, *ranges.starts(capacity)][len(self.answered)]  # without an answer what was held before: every range has its place
+        start, capacity = next(iter(question.earlier), 0), chain.capacity_of(question.graph)
         begins = ranges.beginning(start, answer.from_position if answer else 0, capacity) if start else 0
-        self.answered.append((question, selections, capacity if begins is None else begins))
+        self.answered.append((question, selections, capacity if begins is None else begins))  # without an answer what was held before
         return selections, answer
 
 

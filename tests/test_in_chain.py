@@ -79,8 +79,8 @@ def test_a_position_is_asked_of_its_range(planned: Any, monkeypatch: pytest.Monk
     answers[9216] = evolve(answers[256], from_position=9000)  # what it chose holds from 12,288 on
     monkeypatch.setattr(chain, "ask", lambda question, held: (held, answers.get(question.position, answers[256])))
     with in_chain.Asked() as asked:
-        for position, held in ((256, "first"), (9, "second"), (9216, "third")):  # of the range in the middle there is no answer
-            assert chain.ask(evolve(question, position=position), held) == (held, answers.get(position, answers[256]))
+        for position, start, held in ((256, (), "first"), (9, (1024,), "second"), (9216, (4096,), "third")):  # of the second: no answer
+            assert chain.ask(evolve(question, position=position, earlier=start), held) == (held, answers.get(position, answers[256]))
     found = {position: asked.at(position) for position in (0, 1023, 1024, 2080, 8192, 12287, 12288)}
     assert [held for _, held in found.values()] == ["first", "first", "second", "second", "second", "second", "third"]
     assert [q.position for q, _ in found.values()] == list(found)
