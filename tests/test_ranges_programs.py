@@ -1,4 +1,4 @@
-"""Programs of ranges of positions: bundles and audits hold them to their selections, a session takes the one that serves where it stands."""
+"""Programs of ranges of positions: bundles and audits hold them to their selections, a session takes the one that serves."""
 
 import json
 from bisect import bisect_right
