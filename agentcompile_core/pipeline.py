@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from .budget import CHAIN_SHARE, RANGES_LEAST_S, RANGES_SHARE, WINNERS_SHARE
+from .budget import CHAIN_BESIDE_RANGES_SHARE, CHAIN_SHARE, RANGES_LEAST_S, RANGES_SHARE, WINNERS_SHARE
 from .context import Context
 from .errors import Failure, StageName, UsageError, bounded
 from .garbage import uncollected
@@ -189,7 +189,7 @@ def begin_budget(ctx: Context, ranged: bool = False) -> None:
 
 def _reserve_selecting(ctx: Context, ranged: bool) -> None:
     if chain.possible(ctx):
-        ctx.budget.reserve("chain", CHAIN_SHARE)
+        ctx.budget.reserve("chain", CHAIN_BESIDE_RANGES_SHARE if ranged else CHAIN_SHARE)
         if ranged:
             ctx.budget.reserve("ranges", RANGES_SHARE, RANGES_LEAST_S)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core import pipeline
-from agentcompile_core.budget import CHAIN_SHARE, RANGES_SHARE, WINNERS_SHARE, Budget
+from agentcompile_core.budget import CHAIN_BESIDE_RANGES_SHARE, CHAIN_SHARE, RANGES_SHARE, WINNERS_SHARE, Budget
 from agentcompile_core.configuration import Config
 from agentcompile_core.ir.advice import Advice
 from agentcompile_core.ir.evaluated import Evaluated
@@ -82,8 +82,9 @@ def test_on_a_gpu_the_default_leaves_candidates_the_time_that_they_had() -> None
     budget.reserve("chain", CHAIN_SHARE)
     budget.reserve("winners", WINNERS_SHARE)
     assert budget.left_s("search") >= 90.0 and budget.left_s("chain") >= 40.0
+    budget.reserve("chain", CHAIN_BESIDE_RANGES_SHARE)
     budget.reserve("ranges", RANGES_SHARE)
-    assert budget.left_s("search") == pytest.approx(75.0) and budget.left_s("ranges") >= 18.0
+    assert budget.left_s("search") == pytest.approx(75.0) and budget.left_s("ranges") == budget.left_s("chain") >= 30.0
 
 
 @pytest.fixture

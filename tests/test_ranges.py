@@ -44,7 +44,9 @@ def test_ranges_follow_each_other_and_are_judged_inside(capacity: int) -> None:
     assert list(starts) == sorted(set(starts)) and all(start < capacity for start in starts)
     assert bool(starts) == (capacity >= ranges.FIRST * ranges.LEAST)
     for start, end in zip(starts, (*starts[1:], capacity), strict=False):
-        assert start < ranges.middle(start, capacity) < end
+        assert start < ranges.inside(start, capacity) < end
+    assert [ranges.inside(start, capacity) for start in starts[:-1]] == [(a + b) // 2 for a, b in pairwise(starts)]
+    assert not starts or ranges.inside(starts[-1], capacity) >= (starts[-1] + capacity) // 2, "requests end where a cache ends"
 
 
 @SETTINGS
@@ -200,7 +202,7 @@ def test_steps_beside_attention_are_asked_again_by_what_came_close(planned: Any,
 def test_a_range_begins_where_what_was_chosen_for_it_wins(planned: Any, from_position: int, begins: int) -> None:
     """Before that the steps of the range before it go on."""
     first, _, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8, from_position=from_position)
-    assert [question.earlier for question in worker.asked] == [(1024, 1536, 2048), (4096,)]
+    assert [question.earlier for question in worker.asked] == [(1024, 1536, 2048), (4096, 6144)]
     everything = (*first, *later.selections)
     assert ranges.starts_of(everything) == (0, begins, 4096) == (0, *(log.start for log in later.logs))
     assert [grid_of(everything, p) for p in (begins, 4095, 4096)] == [{16}, {16}, {8}]
@@ -218,7 +220,7 @@ def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:
     first, _, later, worker = chosen(planned, lambda position: 16 if position < 4096 else 8)
     starts = ranges.starts(CONTEXT)
     assert starts == (1024, 4096)
-    assert [q.position for q in worker.asked] == [ranges.middle(start, CONTEXT) for start in starts]
+    assert [q.position for q in worker.asked] == [ranges.inside(start, CONTEXT) for start in starts]
     assert not any(q.with_framework for q in worker.asked)
     matches = {a.match_id for q in worker.asked for a in q.alternatives}
     assert all(match.startswith("attention") for match in matches) and matches

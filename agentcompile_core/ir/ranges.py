@@ -27,15 +27,18 @@ def starts(capacity: int) -> tuple[int, ...]:
 def judged(capacity: int, count: int) -> tuple[tuple[int, int], ...]:
     """The first ``count`` of ``starts``, each with the position at which it is judged. Where that is not all of them, the last one holds
     for everything behind it and is judged far inside, at the geometric mean of its ends."""
-    found, every = [(start, middle(start, capacity)) for start in starts(capacity)], starts(capacity)
+    found, every = [(start, inside(start, capacity)) for start in starts(capacity)], starts(capacity)
     if 0 < count < len(every):
-        found[count - 1] = (every[count - 1], math.isqrt(every[count - 1] * capacity))
+        start, position = found[count - 1]
+        found[count - 1] = (start, max(position, math.isqrt(start * capacity)))
     return tuple(found[:count])
 
 
-def middle(start: int, capacity: int) -> int:
-    """The position at which the range from ``start`` is judged: half way to its end, or to that of the cache."""
-    return start + (min(start * FACTOR, capacity) - start) // 2
+def inside(start: int, capacity: int) -> int:
+    """The position at which the range from ``start`` is judged: half way to where the next one begins; of the last one three quarters of
+    the way to the end of the cache, which is made as long as requests are. What wins there does not hold where it loses."""
+    following = start * FACTOR
+    return (start + following) // 2 if following in starts(capacity) else start + (capacity - start) * 3 // 4
 
 
 def starts_of(selections: Iterable[Selection]) -> tuple[int, ...]:
