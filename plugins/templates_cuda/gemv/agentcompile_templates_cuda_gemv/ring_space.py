@@ -20,6 +20,7 @@ WARPS, OTHER_WARPS = 8, (6, 7, 9, 10, 11, 12)  # consumers of a block, and those
 # Of two rows at a time fewer warps have as many bytes in hand: Qwen3-1.7B's chain at 256 positions, H200, 710 us with 4 warps and slots
 # of 16 KB where 8 with slots of 32 take 720; of one row they lose 0.3 to 2.5 %.
 PAIRED_WARPS = 4
+ROWS, STAGES = (1, 2), (1, 2, 3, 4, 6)
 EVENER = 0.05  # by how much less of a round they must waste: 2304 rows are 9 for each of 256 blocks
 IN_FLIGHT_BYTES = (16 << 10, 64 << 10)  # least and most per block; deeper requests only delay the next kernel's input
 STATIC_GROUPS = "static_groups"
@@ -32,6 +33,7 @@ TENSOR_BYTES = 2  # of an element
 # Of a thread, by how many matrices there are, where a slot has few rows: about as by FMA, since the kernels in front and behind want to be
 # on the SM too. The compiler takes 72 to 102 if it may, and spills with fewer.
 TENSOR_REGISTERS = {1: 56, 2: 72}
+FEW_INSTRUCTIONS, FEW_COLUMNS = 2, 1024  # of all rows of a slot, and of it: with more the sums and what is read ahead need registers
 MOST_POINTS, MOST_FMA, MOST_TENSOR = 120, 90, 30
 EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores behind the first two; others come last
 
@@ -69,8 +71,9 @@ def static_groups(schedule: Schedule) -> int:
 def room_by_registers(shape: Shape, schedule: Schedule, target: Target) -> int:
     """Blocks of its size, the neighbours' among them, that the registers of a block leave room for on an SM."""
     rows, threads = schedule.integer("warps") * schedule.integer("rows"), (schedule.integer("warps") + 1) * WARP_SIZE
-    few = schedule["path"] == "tensor" and ceil_div(rows, TENSOR_ROWS) * shape.pair <= 2 and schedule.integer("columns") <= 1024
-    room = target.registers_per_sm // (threads * TENSOR_REGISTERS[shape.pair]) if few else 1
+    few = ceil_div(rows, TENSOR_ROWS) * shape.pair <= FEW_INSTRUCTIONS and schedule.integer("columns") <= FEW_COLUMNS
+    fits = schedule["path"] == "tensor" and few
+    room = target.registers_per_sm // (threads * TENSOR_REGISTERS[shape.pair]) if fits else 1
     return max(schedule.integer("blocks_per_sm"), room)
 
 
@@ -154,14 +157,11 @@ def _warp_choices(shape: Shape, target: Target) -> tuple[int, ...]:
 
 
 def _enumerate(shape: Shape, target: Target) -> Iterator[Schedule]:
-    for warps, columns in product(_warp_choices(shape, target), _column_choices(shape)):
-        for rows in (1, 2):
-            for stages in (1, 2, 3, 4, 6):
-                for in_flight in sorted({1, min(2, stages), max(1, stages // 2), stages}):
-                    for blocks_per_sm in (2, 1):
-                        if stages > 1 or _is_one_slot(shape, target, blocks_per_sm, warps * rows, columns):
-                            yield ring_schedule(rows=rows, columns=columns, stages=stages, in_flight=in_flight,
-                                                blocks_per_sm=blocks_per_sm, warps=warps)
+    for warps, columns, rows, stages in product(_warp_choices(shape, target), _column_choices(shape), ROWS, STAGES):
+        for in_flight, blocks_per_sm in product(sorted({1, min(2, stages), max(1, stages // 2), stages}), (2, 1)):
+            if stages > 1 or _is_one_slot(shape, target, blocks_per_sm, warps * rows, columns):
+                yield ring_schedule(rows=rows, columns=columns, stages=stages, in_flight=in_flight, blocks_per_sm=blocks_per_sm,
+                                    warps=warps)
 
 
 def _is_one_slot(shape: Shape, target: Target, blocks_per_sm: int, rows: int, columns: int) -> bool:
