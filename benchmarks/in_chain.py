@@ -96,7 +96,8 @@ class Asked:
     def _heard(self, question: ChainQuestion, *rest: Any) -> Any:
         selections, answer = self._ask(question, *rest)
         start, capacity = next(iter(question.earlier), 0), chain.capacity_of(question.graph)
-        begins = ranges.beginning(start, answer.from_position if answer else 0, capacity) if start else 0
+        holds = ranges.holds_from(answer.earlier, question.position) if answer else 0
+        begins = ranges.beginning(start, holds, capacity) if start else 0
         self.answered.append((question, selections, capacity if begins is None else begins))  # without an answer what was held before
         return selections, answer
 

@@ -8,6 +8,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentcompile_core.ir import ranges
 from agentcompile_core.ir.decisions import CHAIN_MARGIN, ChainLog
 from agentcompile_core.ir.plan import Cover, Fusion, Origin, Schedule, Step
 from agentcompile_core.ir.selection import Basis, SelectedStep, Selection
@@ -98,14 +99,15 @@ def test_what_wins_begins_behind_the_last_position_where_it_loses(slow_at: froze
     found = chain.sweep()
     assert chain.position == JUDGED, "what is asked afterwards is asked where it was"
     if JUDGED in slow_at:
-        assert choice_of(found.selections)[1] == 0 and found.from_position == earlier[0]
+        assert choice_of(found.selections)[1] == 0 and found.earlier == ()
         return
     assert choice_of(found.selections)[1] == 1
     lost = max((p for p in slow_at), default=0)
-    assert found.from_position == next(p for p in (*earlier, JUDGED) if p > lost)
-    assert InRounds((), slow_at).sweep().from_position == 0
+    assert ranges.holds_from(found.earlier, JUDGED) == next(p for p in (*earlier, JUDGED) if p > lost)
+    assert found.earlier == tuple((p, 2.0 if p in slow_at else 0.5) for p in reversed(earlier) if p >= lost)
+    assert InRounds((), slow_at).sweep().earlier == ()
     again = InRounds(earlier, slow_at, unsound=True).sweep()
-    assert again.from_position == earlier[0], "what was taken out holds nowhere any more, however slow what replaces it"
+    assert again.earlier == (), "what was taken out holds nowhere any more, however slow what replaces it"
     assert [trial.match_id for trial in again.trials if trial.taken and not trial.ratio] == ["b"]
 
 

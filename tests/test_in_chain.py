@@ -76,7 +76,7 @@ def test_a_position_is_asked_of_its_range(planned: Any, monkeypatch: pytest.Monk
     question = ChainQuestion(graph=graphs.graphs[0], regions=regions, selections=selections, alternatives=(), target=ctx.target,
                              backend="cuda", position=256, margin=0.01, budget_s=1.0)
     answers: dict[int, Any] = {256: ChainAnswer(selections=(), us=1.0, first_us=1.0, framework_us=1.0, tried=0, accepted=0), 9: None}
-    answers[9216] = evolve(answers[256], from_position=9000)  # what it chose holds from 12,288 on
+    answers[9216] = evolve(answers[256], earlier=((8192, 1.1),))  # what it chose holds from 12,288 on
     monkeypatch.setattr(chain, "ask", lambda question, held: (held, answers.get(question.position, answers[256])))
     with in_chain.Asked() as asked:
         for position, start, held in ((256, (), "first"), (9, (1024,), "second"), (9216, (4096,), "third")):  # of the second: no answer

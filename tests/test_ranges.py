@@ -93,8 +93,13 @@ class Worker:
                                      ratio=0.5 if wins else 1.5, taken=wins))
             held = replaced(held, option) if wins else held
         answer = ChainAnswer(selections=held, us=9.0, first_us=9.5, framework_us=0.0, tried=len(trials), accepted=1, trials=tuple(trials),
-                             from_position=self.from_position and max(self.from_position, question.earlier[0]))
+                             earlier=self.compared(question.earlier) if self.from_position else ())
         return json.loads(serial.dumps(answer))
+
+    def compared(self, earlier: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+        """What won is slower in front of ``from_position``."""
+        last = max((position for position in earlier if position < self.from_position), default=0)
+        return tuple((position, 1.001 if position > last else 1.01) for position in reversed(earlier) if position >= last)
 
 
 def chosen(planned: Any, blocks: Any, budget_s: float = 60.0, trials: Any = lambda first, evidence: (),
@@ -210,10 +215,9 @@ def test_a_range_begins_where_what_was_chosen_for_it_wins(planned: Any, from_pos
     assert before == {x.step for s in first for x in s.steps}
 
 
-@pytest.mark.parametrize("from_position", [CONTEXT - 1, CONTEXT // 4 * 3 + 1])
-def test_what_wins_near_the_end_of_the_cache_alone_is_worth_no_program(planned: Any, from_position: int) -> None:
-    _, _, later, _ = chosen(planned, lambda position: 16, from_position=from_position)
-    assert later.selections == () == later.logs
+def test_what_wins_near_the_end_of_the_cache_alone_is_worth_no_program(planned: Any) -> None:
+    _, _, later, worker = chosen(planned, lambda position: 16 if position > 4096 else 0, from_position=CONTEXT - 1)
+    assert len(worker.asked) == 2 and later.selections == () and [log.trials and log.earlier for log in later.logs] == [((2048, 1.01),)]
 
 
 def test_attention_alone_is_chosen_again_further_on(planned: Any) -> None:

@@ -16,10 +16,11 @@ from test_ranges import planned as planned
 from agentcompile_core.errors import UsageError, VerificationError
 from agentcompile_core.installation.program_check import difference
 from agentcompile_core.ir import ranges, serial
-from agentcompile_core.ir.decisions import Decisions, choices_of
+from agentcompile_core.ir.decisions import ChainLog, Decisions, choices_of
 from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.pipeline import programs_of
 from agentcompile_core.report.audit import audit
+from agentcompile_core.report.audit_chain import evidence_of, misplaced
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
 from agentcompile_core.runtime.executables import Executables
@@ -72,6 +73,30 @@ def test_the_audit_makes_the_choice_of_each_range_again(planned: Any) -> None:
     assert about_ranges(audit(everything, evidence.records, evolve(decisions, ranges=()), {}))
     swapped = {**programs, "decode_from_4096": evolve(programs["decode"], start=4096)}
     assert any("which was not selected" in p for p in about_ranges(audit(everything, evidence.records, decisions, swapped)))
+
+
+@pytest.mark.parametrize("from_position, begins", [(1, 1024), (1025, 1536), (2049, 3072)])
+def test_the_audit_knows_where_each_range_begins(planned: Any, from_position: int, begins: int) -> None:
+    first, evidence, later, _ = chosen(planned, lambda position: 16 if position < 4096 else 8, from_position=from_position)
+
+    def told(start: int) -> list[Any]:
+        moved = tuple(evolve(s, start=start) if s.start == begins else s for s in later.selections)
+        logs = tuple(evolve(log, start=start) if log.start == begins else log for log in later.logs)
+        return [d for d in audit((*first, *moved), evidence.records, decisions_of(planned, evolve(later, logs=logs), evidence), {})
+                if f"from position {start} on" in d.subject and d.kind == "chain"]
+
+    right = told(begins)
+    assert right and not any(d.problems for d in right)
+    assert all("judged at position 2560" in line for d in right for line in d.evidence if "judged" in line)
+    assert any(f"{'1.010' if begins > 1024 else '1.001'} at" in line for d in right for line in d.evidence)
+    for other in {1024, 1536, 2048, 3072} - {begins}:
+        assert all(any(f"and {begins} follows" in p for p in d.problems) for d in told(other))
+
+
+@pytest.mark.parametrize("earlier", [((0, 1.0),), ((-7, 0.5), (-9, 2.0)), ((1 << 60, 2.0),), ((3, float("nan")),)])
+def test_positions_that_cannot_be_are_no_reason_to_fail(earlier: tuple[tuple[int, float], ...]) -> None:
+    log = ChainLog(started=(), start=1024, judged=-1, earlier=earlier)
+    assert misplaced(log) and evidence_of(log)
 
 
 def test_a_program_that_is_missing_or_lacks_steps_is_told(planned: Any) -> None:

@@ -63,11 +63,15 @@ class ChainTrial:
 
 @frozen(kw_only=True)
 class ChainLog:
-    """What the captured chain began with, as signature and step, and what it tried, in order. ``start``: where its range begins."""
+    """What the captured chain began with, as signature and step, and what it tried, in order. ``start``: where its range begins;
+    ``judged``: the position at which that was tried; ``earlier``: of positions before that, nearest first, what won over what it began
+    with."""
 
     started: tuple[tuple[str, Step], ...]
     trials: tuple[ChainTrial, ...] = ()
     start: int = 0
+    judged: int = field(default=0, metadata={UNSAID: True})
+    earlier: tuple[tuple[int, float], ...] = field(default=(), metadata={UNSAID: True})
 
 
 @frozen(kw_only=True)

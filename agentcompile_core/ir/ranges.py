@@ -5,13 +5,14 @@ that begins there serves the steps from there on.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .selection import Selection
 
 FIRST = 1024  # positions of the first range: below it the steps of the whole model are chosen
 FACTOR = 4  # each further range is asked for from so many times the position of the one before on
 LEAST = 1.5  # times its first position: a cache that ends before that is no range
+SLOWER = 1.003  # times what held before: by less it is no slower, as far as a few pairs tell
 WORTH = 1.125  # times where a range begins in the end: a cache that ends before that is worth no program
 
 
@@ -54,6 +55,17 @@ def beginnings(start: int, end: int) -> tuple[int, ...]:
         found += [position for position in (one, one // 2 * 3) if start <= position < end]
         one *= 2
     return tuple(found)
+
+
+def holds_from(earlier: Sequence[tuple[int, float]], judged: int) -> int:
+    """From where on what was chosen at ``judged`` is nowhere slower than what held before. ``earlier``: positions, nearest first, with what
+    it takes there over that; without any it holds from the first one on."""
+    found = judged if earlier else 0
+    for position, ratio in earlier:
+        if ratio > SLOWER:
+            break
+        found = position
+    return found
 
 
 def beginning(start: int, from_position: int, capacity: int) -> int | None:

@@ -101,7 +101,8 @@ def _range(region: RegionChoices, selections: tuple[Selection, ...], log: ChainL
     covers = [set(cover.matches) for cover in region.covers]
     problems = [*([] if any(set(after) <= cover for cover in covers) else ["its steps are in no cover of the region"]),
                 *audit_chain.differences(before, began, f"from position {log.start} on the chain began with another step for"),
-                *replay.problems, *audit_chain.differences(replay.held.get(region.signature, {}), after, "selected for")]
+                *replay.problems, *audit_chain.differences(replay.held.get(region.signature, {}), after, "selected for"),
+                *audit_chain.misplaced(log)]
     return Decision(kind="chain", subject=f"{region.region} from position {log.start} on", decision=f"{len(after)} steps",
                     evidence=audit_chain.evidence_of(own), problems=tuple(problems))
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from ..ir import ranges
 from ..ir.decisions import ChainLog, ChainTrial, chain_margin
 from ..ir.plan import Step
 
@@ -63,7 +64,19 @@ def evidence_of(log: ChainLog) -> tuple[str, ...]:
     """What was tried in the chain, in words: counts, and everything that was taken."""
     taken = [trial for trial in log.trials if trial.taken]
     lines = [f"it began with {len(log.started)} steps; {len(log.trials)} alternatives tried, {len(taken)} taken"]
+    if log.judged:
+        there = ", ".join(f"{ratio:.3f} at {position}" for position, ratio in log.earlier) or "nothing was compared there"
+        lines.append(f"judged at position {log.judged}; at earlier ones over what holds before it: {there}")
     return (*lines, *(f"taken: {_name(trial)}, by {_evidence(trial)}" for trial in taken))
+
+
+def misplaced(log: ChainLog) -> tuple[str, ...]:
+    """What is wrong with where a range begins: not at the first position from which on it is nowhere slower than what holds before it."""
+    if not log.earlier:
+        return ()
+    holds = ranges.holds_from(log.earlier, log.judged)
+    begins = next(iter(ranges.beginnings(holds, 2 * holds)), holds)
+    return () if begins == log.start else (f"it begins at position {log.start}, and {begins} follows from what it takes at earlier ones",)
 
 
 def differences(wanted: Mapping[str, Step], found: Mapping[str, Step], what: str) -> list[str]:

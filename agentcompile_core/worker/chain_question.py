@@ -69,8 +69,9 @@ class ChainAnswer:
 
     ``refused``: of each step that was not taken since the whole step was wrong with it, region, match, the step in words, and why.
     ``trials``: what led there, in order; who makes it again from ``question.selections`` gets ``selections``. What a second descent
-    tried on its way is not among them, its end is. ``tried``: how many of them change one step. ``from_position``: the first of the earlier
-    positions from which on they are nowhere slower than what the question held, the question's own if there is none.
+    tried on its way is not among them, its end is. ``tried``: how many of them change one step. ``earlier``: earlier positions, nearest
+    first, each with what the step takes there over what the question held, up to the first at which it is slower; none if nothing else
+    was selected.
     """
 
     selections: Selections
@@ -81,7 +82,7 @@ class ChainAnswer:
     accepted: int
     refused: tuple[tuple[str, str, str, str], ...] = ()
     trials: tuple[ChainTrial, ...] = ()
-    from_position: int = field(default=0, metadata={UNSAID: True})
+    earlier: tuple[tuple[int, float], ...] = field(default=(), metadata={UNSAID: True})
 
 
 def holds(selections: Selections, alternative: Alternative) -> bool:

@@ -9,13 +9,14 @@ from attrs import evolve
 
 from ..errors import AgentCompileError
 from ..ir.decisions import ChainTrial
+from ..ir.ranges import SLOWER
 from ..ir.selection import SelectedStep
 from .captured import Variant
 from .chain_question import Alternative, ChainAnswer, ChainQuestion, Selections, changes, replaced
 from .descent import Descent, Outcome, logged
 from .paired import PAIRS, paired_ratio
 
-PAIRS_EARLIER, SLOWER = 5, 1.003  # at each earlier position; times what held before: by less it is no slower, as far as these tell
+PAIRS_EARLIER = 5  # at each earlier position
 
 
 class ChainSearch:
@@ -61,28 +62,28 @@ class ChainSearch:
         sound, best = self._sound(held, best)
         if sound is not held:
             held, us = sound, _median_us(best, PAIRS)
-        from_position = self._from_position(best, begun) if self.q.earlier else 0
+        earlier = self._earlier(best, begun)
         framework_us = self._framework_us() if self.q.with_framework else 0.0
         tried = sum(trial.alone for trial in first.trials)
         accepted = sum(trial.taken and bool(trial.ratio) for trial in self._trials)
         return ChainAnswer(selections=held, us=us, first_us=first_us, framework_us=framework_us, tried=tried, accepted=accepted,
-                           refused=tuple(self._refused), trials=tuple(self._trials), from_position=from_position)
+                           refused=tuple(self._refused), trials=tuple(self._trials), earlier=earlier)
 
-    def _from_position(self, best: Variant, begun: Variant) -> int:
+    def _earlier(self, best: Variant, begun: Variant) -> tuple[tuple[int, float], ...]:
         """Where ``best`` may begin to hold: before the position that it was chosen at it may lose, since work is dealt out in rounds. What
         was taken out holds nowhere any more."""
-        if best is begun or any(trial.taken and not trial.ratio for trial in self._trials):
-            return self.q.earlier[0]
-        found = self.q.position
+        if not self.q.earlier or best is begun or any(trial.taken and not trial.ratio for trial in self._trials):
+            return ()
+        found: list[tuple[int, float]] = []
         for position in reversed(self.q.earlier):
             self.phase(f"from position {position} on")
             self.stand_at(position)
             best.sample_us()  # the caches of the device hold another position's rows
-            if statistics.median(best.sample_us() / begun.sample_us() for _ in range(PAIRS_EARLIER)) > SLOWER:
+            found.append((position, statistics.median(best.sample_us() / begun.sample_us() for _ in range(PAIRS_EARLIER))))
+            if found[-1][1] > SLOWER:
                 break
-            found = position
         self.stand_at(self.q.position)
-        return found
+        return tuple(found)
 
     def _in_other_order(self, started: Selections, start: Variant, first: Descent, deadline: float) -> tuple[Selections, Variant]:
         """The end of a second descent from ``start``, with the steps in another order, where it is faster than that of the first one.

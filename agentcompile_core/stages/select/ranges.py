@@ -82,11 +82,12 @@ def later(graph: Graph, plans: tuple[RegionPlan, ...], selections: tuple[Selecti
             failed = True
             continue
         done += 1
-        begins = ranges.beginning(start, answer.from_position, capacity)
+        begins = ranges.beginning(start, ranges.holds_from(answer.earlier, position), capacity)
         if begins is None:
             ctx.emit(Skipped(subject="ranges", message=f"what was chosen at position {position} wins near the end of the cache alone"))
             continue
-        log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=begins)
+        log = ChainLog(started=tuple((s.signature, x.step) for s in held for x in s.steps), trials=answer.trials, start=begins,
+                       judged=position, earlier=answer.earlier)
         others = tuple(_from(begins, new, old, position) for new, old in zip(won, held, strict=True) if _steps(new) != _steps(old))
         made = Later(selections=(*made.selections, *others), logs=(*made.logs, log))
         changed = {s.signature for s in others}
