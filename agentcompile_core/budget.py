@@ -6,8 +6,9 @@ from collections.abc import Callable
 # Of a budget of FIRST_S nothing is kept, from 21 s on all of it: with less a kernel for every step is worth more than the best of some.
 FIRST_S, RAMP = 8.0, 1.6
 CHAIN_SHARE = 0.27
-# Where a model has steps at later positions, as much for them as for the first ones: what wins there is among the first hundred trials.
-CHAIN_BESIDE_RANGES_SHARE, RANGES_SHARE, RANGES_LEAST_S = 0.2, 0.2, 1.5
+RANGES_SHARE, RANGES_LEAST_S = 0.13, 1.5  # for steps at later positions, where a model has some
+# Of a search of LONG_S or more as much for these as for the first positions, at which the winners are among the first hundred trials.
+LONG_S, EVEN_SHARE = 40.0, 0.2
 WINNERS_SHARE = 0.1
 SPARE_SHARE = 0.05  # of the total at the most, and of what is left, for validators of winners that need not be asked
 ADVICE_SHARE = 0.5  # of what is left for the search when a round begins

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from .budget import CHAIN_BESIDE_RANGES_SHARE, CHAIN_SHARE, RANGES_LEAST_S, RANGES_SHARE, WINNERS_SHARE
+from .budget import CHAIN_SHARE, EVEN_SHARE, LONG_S, RANGES_LEAST_S, RANGES_SHARE, WINNERS_SHARE
 from .context import Context
 from .errors import Failure, StageName, UsageError, bounded
 from .garbage import uncollected
@@ -84,8 +84,9 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
         plans = plan.run(analyses, ctx)
         facts |= {"covers": sum(len(p.space.covers) for p in plans), "candidates": sum(p.space.candidates for p in plans)}
     step = next((g for g in graphs.graphs if g.kind is not GraphKind.PREFILL), None)
-    begin_budget(ctx, select.ranges.possible(step))
-    rounds = _rounds(plans, select.ranges.places(step, plans), ctx, clock)
+    places = select.ranges.places(step, plans)
+    begin_budget(ctx, bool(places))
+    rounds = _rounds(plans, places, ctx, clock)
     found, advice, seen = rounds.found, rounds.advice, rounds.seen
     with clock("select") as facts:
         selected, found = _selected(plans, rounds, ctx, step)
@@ -162,7 +163,7 @@ def _selected(plans: tuple[RegionPlan, ...], rounds: _Rounds, ctx: Context, step
     """
     found = rounds.found
     for _ in range(SELECTIONS):
-        _reserve_selecting(ctx, select.ranges.possible(step))
+        _reserve_selecting(ctx, bool(select.ranges.places(step, plans)))
         selected = select.run(plans, found, ctx, step)
         ctx.budget.done("chain")
         ctx.budget.done("ranges")
@@ -189,9 +190,10 @@ def begin_budget(ctx: Context, ranged: bool = False) -> None:
 
 def _reserve_selecting(ctx: Context, ranged: bool) -> None:
     if chain.possible(ctx):
-        ctx.budget.reserve("chain", CHAIN_BESIDE_RANGES_SHARE if ranged else CHAIN_SHARE)
+        even = ranged and ctx.budget.total_s >= LONG_S
+        ctx.budget.reserve("chain", EVEN_SHARE if even else CHAIN_SHARE)
         if ranged:
-            ctx.budget.reserve("ranges", RANGES_SHARE, RANGES_LEAST_S)
+            ctx.budget.reserve("ranges", EVEN_SHARE if even else RANGES_SHARE, RANGES_LEAST_S)
 
 
 def programs_of(graphs: GraphSet, regions: tuple[Region, ...], selections: tuple[Selection, ...]) -> dict[str, Program]:

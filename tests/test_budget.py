@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcompile_core import pipeline
-from agentcompile_core.budget import CHAIN_BESIDE_RANGES_SHARE, CHAIN_SHARE, RANGES_SHARE, WINNERS_SHARE, Budget
+from agentcompile_core.budget import CHAIN_SHARE, EVEN_SHARE, WINNERS_SHARE, Budget
 from agentcompile_core.configuration import Config
 from agentcompile_core.ir.advice import Advice
 from agentcompile_core.ir.evaluated import Evaluated
@@ -82,8 +82,8 @@ def test_on_a_gpu_the_default_leaves_candidates_the_time_that_they_had() -> None
     budget.reserve("chain", CHAIN_SHARE)
     budget.reserve("winners", WINNERS_SHARE)
     assert budget.left_s("search") >= 90.0 and budget.left_s("chain") >= 40.0
-    budget.reserve("chain", CHAIN_BESIDE_RANGES_SHARE)
-    budget.reserve("ranges", RANGES_SHARE)
+    budget.reserve("chain", EVEN_SHARE)
+    budget.reserve("ranges", EVEN_SHARE)
     assert budget.left_s("search") == pytest.approx(75.0) and budget.left_s("ranges") == budget.left_s("chain") >= 30.0
 
 
@@ -107,6 +107,21 @@ def test_rounds_share_one_deadline_and_the_advisor_does_not_restart_it(advice_ca
     given = [question.budget_s for question in advisor.questions]
     assert time.monotonic() - began < 0.6 and sum(given) < 0.6
     assert given == sorted(given, reverse=True) and given[0] <= 0.3
+
+
+@pytest.mark.parametrize("total_s, ranged, chain_s, ranges_s", [
+    (150.0, False, 40.5, None), (150.0, True, 30.0, 30.0), (40.0, True, 8.0, 8.0), (30.0, True, 8.1, 3.9), (10.0, True, 0.864, 1.5)])
+def test_later_positions_have_as_much_of_a_long_search_as_the_first_ones(total_s: float, ranged: bool, chain_s: float,
+                                                                         ranges_s: float | None, advice_cases,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = advice_cases.world(lambda q: Advice(), budget_s=total_s)[0]
+    monkeypatch.setattr(pipeline.chain, "possible", lambda ctx: True)
+    ctx = evolve(ctx, config=evolve(ctx.config, validators=()), budget=Budget(total_s, Clock()))
+    pipeline.begin_budget(ctx, ranged)
+    assert ctx.budget.left_s("chain") == pytest.approx(chain_s)
+    assert ctx.budget.left_s("search") == pytest.approx(total_s - chain_s - (ranges_s or 0.0))
+    if ranges_s is not None:
+        assert ctx.budget.left_s("ranges") == pytest.approx(ranges_s)
 
 
 def test_the_pipeline_ends_within_the_budget_though_everyone_is_slow(advice_cases, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Later ranges of positions when time is short: one choice for several of them, and none only where there is no time at all."""
 
+import math
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from agentcompile_core.store import Store
 from agentcompile_core.worker.client import WorkerLost
 
 
-@pytest.mark.parametrize(("total_s", "kept_s"), [(FIRST_S, 0.0), (FIRST_S + 1, RANGES_LEAST_S), (10.0, RANGES_LEAST_S), (100.0, 20.0)])
+@pytest.mark.parametrize(("total_s", "kept_s"), [(FIRST_S, 0.0), (FIRST_S + 1, RANGES_LEAST_S), (10.0, RANGES_LEAST_S), (100.0, 13.0)])
 def test_a_little_time_is_kept_for_later_positions(total_s: float, kept_s: float) -> None:
     budget = Budget(total_s, clock=lambda: 0.0)
     budget.reserve("ranges", RANGES_SHARE, RANGES_LEAST_S)
@@ -32,7 +33,8 @@ def test_what_no_time_is_for_is_chosen_with_what_is_before_it(capacity: int, cou
     for (start, position), end in zip(found, [*(start for start, _ in found[1:]), capacity], strict=False):
         assert start < position < end
     if 0 < count < len(starts):
-        assert found[-1][1] >= ranges.inside(starts[count - 1], capacity)
+        start = starts[count - 1]
+        assert found[-1][1] == max(ranges.inside(start, capacity), math.isqrt(start * capacity))
     else:
         assert [position for _, position in found] == [ranges.inside(start, capacity) for start in starts[:count]]
 

@@ -54,9 +54,9 @@ class Config:
     """The choices of one compilation; everything is by name. Unknown names are refused where they are resolved.
 
     ``budget_s`` is the whole search: advice, building, checking, timing, the validators of winners and the chain. Of it 0.27
-    are kept for the chain (where a device can time one) or, where the cache has later ranges of positions, 0.2 for the chain and
-    0.2 for them, and 0.1 for validators of winners (where some are named), so that 150 s leave 75 s for candidates on a GPU; of
-    less than 21 s less is kept. Capture, planning and binding are not part of it. ``plugins`` holds the settings of plugins, by
+    are kept for the chain (where a device can time one) and 0.13 for later ranges of positions (where the cache has some), of 40 s
+    and more 0.2 for either, and 0.1 for validators of winners (where some are named), so that 150 s leave 75 s for candidates on a
+    GPU; of less than 21 s less is kept. Capture, planning and binding are not part of it. ``plugins`` holds the settings of plugins, by
     the name of the plugin (its entry point) or of one of its offers.
     """
 

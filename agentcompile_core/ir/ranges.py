@@ -27,7 +27,7 @@ def starts(capacity: int) -> tuple[int, ...]:
 
 def judged(capacity: int, count: int) -> tuple[tuple[int, int], ...]:
     """The first ``count`` of ``starts``, each with the position at which it is judged. Where that is not all of them, the last one holds
-    for everything behind it and is judged far inside, at the geometric mean of its ends."""
+    for everything behind it and is judged far inside: at the geometric mean of its ends, if that is further on."""
     found, every = [(start, inside(start, capacity)) for start in starts(capacity)], starts(capacity)
     if 0 < count < len(every):
         start, position = found[count - 1]
@@ -57,14 +57,14 @@ def beginnings(start: int, end: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def holds_from(earlier: Sequence[tuple[int, float]], judged: int) -> int:
-    """From where on what was chosen at ``judged`` is nowhere slower than what held before. ``earlier``: positions, nearest first, with what
-    it takes there over that; without any it holds from the first one on."""
-    found = judged if earlier else 0
-    for position, ratio in earlier:
+def holds_from(earlier: Sequence[tuple[int, float]], position: int) -> int:
+    """From where on what was chosen at ``position`` is nowhere slower than what held before. ``earlier``: those before it, nearest first,
+    with what it takes there over that; without any it holds from the first one on."""
+    found = position if earlier else 0
+    for before, ratio in earlier:
         if ratio > SLOWER:
             break
-        found = position
+        found = before
     return found
 
 

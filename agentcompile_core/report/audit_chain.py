@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ..ir import ranges
 from ..ir.decisions import ChainLog, ChainTrial, chain_margin
 from ..ir.plan import Step
+from ..ir.ranges import SLOWER
 
+BEGINNINGS = tuple(position for k in range(10, 40) for position in (1 << k, 3 << (k - 1)))  # where a range may begin
 Held = dict[str, dict[str, Step]]  # signature, match id
 
 
@@ -71,12 +72,21 @@ def evidence_of(log: ChainLog) -> tuple[str, ...]:
 
 
 def misplaced(log: ChainLog) -> tuple[str, ...]:
-    """What is wrong with where a range begins: not at the first position from which on it is nowhere slower than what holds before it."""
-    if not log.earlier:
-        return ()
-    holds = ranges.holds_from(log.earlier, log.judged)
-    begins = next(iter(ranges.beginnings(holds, 2 * holds)), holds)
-    return () if begins == log.start else (f"it begins at position {log.start}, and {begins} follows from what it takes at earlier ones",)
+    """What is wrong with where a range begins. It is asked for from 1,024, 4,096, 16,384 and so on, and what won is compared with what
+    holds before it at BEGINNINGS between there and where it was judged, nearest first, until it is slower: right behind that it begins."""
+    positions, ratios = [position for position, _ in log.earlier], [ratio for _, ratio in log.earlier]
+    if not log.judged:
+        return ()  # of a log that does not say it
+    before = [position for position in reversed(BEGINNINGS) if position < log.judged]
+    asked = [start for start in BEGINNINGS[::4] if start < log.judged]
+    lost = bool(ratios) and ratios[-1] > SLOWER
+    if positions != before[:len(positions)] or not all(0.0 < ratio <= SLOWER for ratio in ratios[:len(ratios) - lost]):
+        return ("what it takes at earlier positions was compared elsewhere, or not up to the first at which it is slower",)
+    if not lost:
+        begins = [positions[-1]] if positions else asked
+        return () if log.start in begins and begins[0] in asked else ("where it begins follows from nothing that was compared",)
+    begins = [position for position in BEGINNINGS if position > positions[-1] and position >= min((log.judged, *positions[:-1]))]
+    return () if log.start in begins[:1] else (f"it does not begin right behind position {positions[-1]}, where it is slower",)
 
 
 def differences(wanted: Mapping[str, Step], found: Mapping[str, Step], what: str) -> list[str]:

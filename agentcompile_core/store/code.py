@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 CORE = Path(__file__).parents[1]
-JUDGES = ("ops", "worker", "ir/verdict.py", "ir/source_check.py", "stages/validate/input_cases.py", "plugin/match_kind.py",
+JUDGES = ("ops", "worker", "ir/verdict.py", "ir/source_check.py", "ir/ranges.py", "stages/validate/input_cases.py", "plugin/match_kind.py",
           "plugin/controls.py")
 CAPTURERS = ("ops", "stages/capture", "ir/graph.py")
 _COMPILED = (".pyc", ".pyo", ".so")

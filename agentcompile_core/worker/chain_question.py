@@ -71,7 +71,7 @@ class ChainAnswer:
     ``trials``: what led there, in order; who makes it again from ``question.selections`` gets ``selections``. What a second descent
     tried on its way is not among them, its end is. ``tried``: how many of them change one step. ``earlier``: earlier positions, nearest
     first, each with what the step takes there over what the question held, up to the first at which it is slower; none if nothing else
-    was selected.
+    was selected, or a step was taken out.
     """
 
     selections: Selections

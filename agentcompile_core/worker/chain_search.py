@@ -70,8 +70,8 @@ class ChainSearch:
                            refused=tuple(self._refused), trials=tuple(self._trials), earlier=earlier)
 
     def _earlier(self, best: Variant, begun: Variant) -> tuple[tuple[int, float], ...]:
-        """Where ``best`` may begin to hold: before the position that it was chosen at it may lose, since work is dealt out in rounds. What
-        was taken out holds nowhere any more."""
+        """Earlier positions, nearest first, with what ``best`` takes there over ``begun``, up to the first at which it is slower: where it
+        was not chosen it may lose, since work is dealt out in rounds. None if a step was taken out, which holds nowhere any more."""
         if not self.q.earlier or best is begun or any(trial.taken and not trial.ratio for trial in self._trials):
             return ()
         found: list[tuple[int, float]] = []
