@@ -89,7 +89,7 @@ def compile_graphs(graphs: GraphSet, ctx: Context, began: dict[str, float] | Non
     rounds = _rounds(plans, places, ctx, clock)
     found, advice, seen = rounds.found, rounds.advice, rounds.seen
     with clock("select") as facts:
-        selected, found = _selected(plans, rounds, ctx, step)
+        selected, found = _selected(plans, rounds, ctx, step, ranged=bool(places))
         facts |= {"steps": sum(len(s.steps) for s in selected.selections)}
     programs = programs_of(graphs, regions, selected.selections)
     with clock("build") as facts:
@@ -156,14 +156,15 @@ def _rounds(plans: tuple[RegionPlan, ...], again: frozenset[tuple[str, str]], ct
     return _Rounds(found=found, advice=advice, seen=seen, ordered=asked)
 
 
-def _selected(plans: tuple[RegionPlan, ...], rounds: _Rounds, ctx: Context, step: Graph | None) -> tuple[select.Selected, Evaluated]:
+def _selected(plans: tuple[RegionPlan, ...], rounds: _Rounds, ctx: Context, step: Graph | None, *,
+              ranged: bool) -> tuple[select.Selected, Evaluated]:
     """A selection of which every kernel has passed the validators of winners, and the records as they are then.
 
     What they refuse is closed and the selection made again, three times; then only what has passed them can be selected.
     """
     found = rounds.found
     for _ in range(SELECTIONS):
-        _reserve_selecting(ctx, bool(select.ranges.places(step, plans)))
+        _reserve_selecting(ctx, ranged)
         selected = select.run(plans, found, ctx, step)
         ctx.budget.done("chain")
         ctx.budget.done("ranges")

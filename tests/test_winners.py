@@ -45,7 +45,7 @@ def selected(ctx: Any, *us: float) -> tuple[Any, Evaluated]:
     ordered = (plan(*(step("honest", one) for one in us)),)
     found = validate.run(lower.run(ordered, ctx), ordered, 60.0, ctx)
     rounds = pipeline._Rounds(found=found, advice=(), seen=Seen(), ordered=(ordered,))
-    chosen, known = pipeline._selected((ordered[0].plan,), rounds, ctx, None)
+    chosen, known = pipeline._selected((ordered[0].plan,), rounds, ctx, None, ranged=False)
     return chosen.selections[0], known
 
 
@@ -95,7 +95,7 @@ def test_without_time_only_what_was_judged_is_selected(worker: Worker, monkeypat
     found = validate.run(lower.run(ordered, ctx), ordered, 60.0, ctx)
     monkeypatch.setattr(ctx.budget, "left_s", lambda purpose="": 0.0)
     rounds = pipeline._Rounds(found=found, advice=(), seen=Seen(), ordered=(ordered,))
-    chosen, known = pipeline._selected((ordered[0].plan,), rounds, ctx, None)
+    chosen, known = pipeline._selected((ordered[0].plan,), rounds, ctx, None, ranged=False)
     assert [s.step for s in chosen.selections[0].steps] == [step("honest", 5.0)], "the one that was judged before the chain"
     assert chain.asked == [[5.0, 6.0, 7.0], [5.0, 6.0], [5.0]]
     closed = {r.step.schedule["us"]: r.failure for r in known.records if r.step.implementation == FAMILY}

@@ -72,8 +72,7 @@ def room_by_registers(shape: Shape, schedule: Schedule, target: Target) -> int:
     """Blocks of its size, the neighbours' among them, that the registers of a block leave room for on an SM."""
     rows, threads = schedule.integer("warps") * schedule.integer("rows"), (schedule.integer("warps") + 1) * WARP_SIZE
     few = ceil_div(rows, TENSOR_ROWS) * shape.pair <= FEW_INSTRUCTIONS and schedule.integer("columns") <= FEW_COLUMNS
-    fits = schedule["path"] == "tensor" and few
-    room = target.registers_per_sm // (threads * TENSOR_REGISTERS[shape.pair]) if fits else 1
+    room = target.registers_per_sm // (threads * TENSOR_REGISTERS[shape.pair]) if few and schedule["path"] == "tensor" else 1
     return max(schedule.integer("blocks_per_sm"), room)
 
 
