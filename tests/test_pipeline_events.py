@@ -1,11 +1,18 @@
 """A plugin that listens hears every stage with its counts, and every evaluated candidate."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from faults import cheap
 
 import agentcompile_core as ac
 from agentcompile_core.configuration import Config
+from agentcompile_core.installation import install as installation
 from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.events import StageFinished, StageStarted
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store
 
@@ -38,3 +45,22 @@ def test_stages_and_candidates_are_announced_with_their_counts() -> None:
     assert seen["plan"]["candidates"] == statistics["candidates"]
     assert seen["validate"]["records"] == len(candidates) > 0
     assert seen["select"]["steps"] == statistics["selected"]
+
+
+def test_installing_is_a_stage_of_compile_and_of_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What binds, captures and compares is said and counted: a user waits for it."""
+    install, seen = installation.install, list[object]()
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        time.sleep(0.2)
+        return install(*arguments, **more)
+
+    monkeypatch.setattr(installation, "install", slow)
+    model, store = cheap.module(tmp_path), Store(tmp_path / "store")
+    made = cheap.compiled(model, store, workers=cheap.HERE, report=seen.append)
+    cheap.loaded(made.save(tmp_path / "bundle"), model, store, workers=cheap.HERE, report=seen.append)
+    begun = [event.stage for event in seen if isinstance(event, StageStarted)]
+    ended = [event for event in seen if isinstance(event, StageFinished) and event.stage == "install"]
+    assert begun.count("install") == 2 and all(event.seconds >= 0.2 and event.facts == {"programs": 1} for event in ended)
+    seconds = made.statistics["seconds"]
+    assert len(ended) == 2 and list(seconds)[-1] == "install" and seconds["install"] == ended[0].seconds

@@ -64,7 +64,7 @@ def test_it_is_validated_once_per_user(author: tuple[Any, Path, Path], judged: l
         assert len(judged) == expected, "what the store holds a passing record for is not validated again"
     assert judged[0].time and judged[0].validators == ("simple",) and len(judged[0].trial.cases) > 10
     assert [(e.total, e.cached) for e in seen if isinstance(e, SearchStarted)] == [(1, 0), (1, 1)]
-    assert [dict(e.facts) for e in seen if isinstance(e, StageFinished)] == [{"records": 1, "passed": 1}] * 2
+    assert [dict(e.facts) for e in seen if isinstance(e, StageFinished) and e.stage == "validate"] == [{"records": 1, "passed": 1}] * 2
 
 
 def test_the_evidence_of_an_own_compile_counts(author: tuple[Any, Path, Path], judged: list[Any], tmp_path: Path) -> None:

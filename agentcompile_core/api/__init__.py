@@ -10,7 +10,7 @@ from attrs import evolve
 from .. import pipeline
 from ..configuration import Config
 from ..context import Context
-from ..errors import UsageError
+from ..errors import StageName, UsageError
 from ..garbage import set_apart
 from ..installation import install, trust
 from ..ir.bundle import Bundle
@@ -18,7 +18,7 @@ from ..ir.graph import DType, Workload
 from ..pipeline import Compilation
 from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
-from ..plugin.events import Captured, ModelLoaded, Observer, StageStarted, WorkloadChosen, silent
+from ..plugin.events import Captured, ModelLoaded, Observer, StageFinished, StageStarted, WorkloadChosen, silent
 from ..plugin.interfaces import LoadedModel
 from ..runtime import bundle_reader
 from ..store import Store
@@ -33,6 +33,7 @@ __all__ = ["CompiledModel", "compile", "load"]
 DEFAULT_CONTEXT = 8192
 MORE_CHUNKS, LARGEST_CHUNKS = (256, 1024, 2048), (4096, 8192)  # tokens of a prompt
 RUN_ON = ("auto", "framework")
+INSTALL = StageName.INSTALL.value
 
 
 @set_apart()
@@ -85,8 +86,8 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
                                    notes=(*unused, *loaded.notes, *graphs.notes)))
     runnable = install.Runnable(graphs=graphs, programs=compilation.programs, kernels=compilation.kernels,
                                 provisional=compilation.provisional)
-    session, notes = install.install(loaded, runnable, found.device, run_on, ctx)
-    notes = (*notes, *whole_calls.settle(session, loaded, run_on, ctx))
+    session, notes, seconds = _installed(loaded, runnable, found.device, run_on, ctx)
+    compilation = evolve(compilation, seconds=(*compilation.seconds, (INSTALL, seconds)))
     return CompiledModel(Parts(loaded=loaded, graphs=graphs, session=session, bundle=bundle, compilation=compilation, context=ctx,
                                run_on=run_on, notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
 
@@ -152,11 +153,23 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     foreign = trust.Foreign(target=installed.manifest.target, judge=pipeline.judge_of(installed.selections))
     runnable = install.Runnable(graphs=installed.graphs, programs=programs, kernels=kernels,
                                 provisional=installed.manifest.provisional, foreign=foreign)
-    session, notes = install.install(loaded, runnable, device, run_on, ctx)
-    notes = (*notes, *whole_calls.settle(session, loaded, run_on, ctx))
+    session, notes, _ = _installed(loaded, runnable, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(Parts(loaded=loaded, graphs=installed.graphs, session=session, context=ctx,
                                notes=(*unused, *loaded.notes, *reasons, *notes)))
+
+
+def _installed(loaded: LoadedModel, runnable: install.Runnable, device: str, run_on: str,
+               ctx: Context) -> tuple[install.AnySession, tuple[str, ...], float]:
+    """The session, notes for the user, and the seconds that binding, capturing and comparing with the model took."""
+    def made() -> tuple[install.AnySession, tuple[str, ...]]:
+        session, notes = install.install(loaded, runnable, device, run_on, ctx)
+        return session, (*notes, *whole_calls.settle(session, loaded, run_on, ctx))
+
+    ctx.emit(StageStarted(stage=INSTALL))
+    (session, notes), seconds = _timed(made)
+    ctx.emit(StageFinished(stage=INSTALL, seconds=seconds, facts={"programs": len(runnable.programs)}))
+    return session, notes, seconds
 
 
 def _source(what: object) -> str:

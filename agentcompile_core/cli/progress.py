@@ -30,7 +30,7 @@ from ..plugin.events import (
 INTERRUPTED = threading.Event()  # Ctrl-C came: a library that swallows it while it is imported does not keep it from us
 EVERY_S = 10.0  # between two lines about candidates where nobody can see a line change
 LIVE_S = 0.1  # between two changes of the line on a terminal
-UNTIMED = ("load", "capture")  # stages that may take minutes and say nothing before they end
+UNTIMED = ("load", "capture", "install")  # stages that may take minutes and say nothing before they end
 COLUMNS = 160  # of the changing line; what stays is never cut
 
 

@@ -23,7 +23,7 @@ OverAll = Callable[..., bool]
 # ``merged(parts, out)``: writes what ``merge`` writes, or says False.
 Merged = Callable[["list[tuple[Tensor, Tensor]]", Tensor], bool]
 
-SCORES = 1 << 23  # elements of scores at a time where they lie in memory: 32 MiB in fp32
+SCORES = 1 << 24  # elements of scores at a time where they lie in memory: 64 MiB in fp32
 LARGE = 1024  # rows of a chunk from which on its history is cut into few lengths: libraries prepare themselves for each one
 
 
@@ -156,8 +156,13 @@ def _by_blocks(call: AttentionCall, start: int, out: Tensor) -> None:
         mask = ahead <= 0
         if call.window > 0:
             mask &= ahead > -call.window
-        if _is_plain(call):
+        if _is_plain(call) and not _prepares_for_lengths(q):
             found = grouped_sdpa(q, keys, values, mask, call.scale)
         else:
             found = capped(evolve(call, q=q), keys, values, mask, ahead)
         out[:, at : at + step].copy_(found.transpose(1, 2))
+
+
+def _prepares_for_lengths(q: Tensor) -> bool:
+    """Whether SDPA prepares itself for every number of keys: on an accelerator it may, 55 ms each, and each block here has its own."""
+    return q.device.type != "cpu"

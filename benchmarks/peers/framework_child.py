@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from agentcompile_core.configuration import Config
 from agentcompile_core.report import bench
 from agentcompile_core.store import Store
-from peers import idle_memory, serving
+from peers import eager_attention, idle_memory, serving
 from peers.step_loop import Step, StepLoop, reduce_overhead
 
 LAYER_BUDGET_S = 15.0  # of the search for one shape of linear layers; all of them together get no more than our own search of the model
@@ -97,6 +97,8 @@ def start() -> tuple[dict[str, Any], Any]:
         config = transformers.AutoConfig.from_pretrained(terms["model"])
         module = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, terms["dtype"])).eval()
     facts: dict[str, Any] = {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    if terms["system"] in INTERPRETED and module.device.type == "cuda":
+        facts["eager_attention"] = eager_attention.choose(module)
     if terms["system"] == "cudalinear":
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(Path(terms.get("cache") or scratch))
