@@ -1,8 +1,13 @@
-"""The kit of backends tries what they reserve: memory that comes and goes behind addresses, and every planted defect of it is refused."""
+"""The kit of backends tries what they reserve, memory that comes and goes behind addresses, and their blocks around the framework; every
+planted defect of either is refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from planted import refused
 
 from agentcompile_core.testing.backend_conformance import BackendConformance
@@ -94,3 +99,33 @@ class TestBackendThatReserves(GoodBackend):
 
 class TestBackendWithLittleMemory(GoodBackend):
     backend = backend(reserve=lambda self, nbytes: HostReserved(nbytes, limit_bytes=1 << 20))
+
+
+@contextmanager
+def other_numbers(self: Any) -> Iterator[None]:
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", lambda rows, *_, **__: 2 * rows):
+        yield
+
+
+@contextmanager
+def silent(self: Any) -> Iterator[None]:
+    with suppress(ValueError):
+        yield
+
+
+class Once:
+    """Leaves something behind where the first block ends."""
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        torch.nn.functional.scaled_dot_product_attention = lambda rows, *_, **__: 2 * rows
+
+
+@pytest.mark.parametrize(("block", "reason"), [
+    (other_numbers, "changes what the framework's attention gives"), (silent, "keeps what is raised"),
+    (lambda self: Once(), "changes what the framework's attention gives")], ids=["numbers", "silent", "left"])
+def test_defects_of_blocks_around_the_framework_are_refused(monkeypatch: pytest.MonkeyPatch, block: Any, reason: str) -> None:
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", torch.nn.functional.scaled_dot_product_attention)
+    refused(GoodBackend, "test_the_framework_runs_at_any_length", reason, backend=backend(any_length=block))

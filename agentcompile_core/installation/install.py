@@ -57,8 +57,9 @@ def install(loaded: LoadedModel, what: Runnable, device: str, run_on: str, ctx: 
     """
     graphs = what.graphs
     if graphs.eager_reason or not graphs.graphs:
-        eager = EagerSession if hasattr(loaded.module, "generate") else EagerModule
-        return eager(loaded.module, graphs, device), (f"runs on the framework alone: {graphs.eager_reason or 'no decode graph'}",)
+        eager = (EagerSession(loaded.module, graphs, device, capturing(device, ctx)) if hasattr(loaded.module, "generate")
+                 else EagerModule(loaded.module, graphs, device))
+        return eager, (f"runs on the framework alone: {graphs.eager_reason or 'no decode graph'}",)
     notes: list[str] = []
     programs, executables = _executables(what, device, run_on, ctx, notes)
     weights = shared if shared is not None else WeightStore(loaded.module, device)

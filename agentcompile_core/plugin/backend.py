@@ -3,6 +3,7 @@
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -157,6 +158,12 @@ class Backend(Offer):
         captured too, behind calls of the same shapes.
         """
         return False
+
+    def any_length(self) -> AbstractContextManager[None]:
+        """A block around the framework's own model, whose calls have new lengths each time: no library is asked in it that prepares itself
+        for each of them. By default whatever the framework asks is asked. Blocks of several threads may overlap.
+        """
+        return nullcontext()
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
         """The token that rings first, or None: not served.

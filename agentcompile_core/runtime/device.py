@@ -1,11 +1,13 @@
 """torch's devices without their names: random state, memory and waiting, for whatever the framework runs on. The CPU is one of them."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from ..plugin.interfaces import Backend
 
 HOSTS = ("cpu", "meta")  # without random state, streams and memory of their own
 
@@ -55,6 +57,11 @@ def free_bytes(device: "torch.device") -> int | None:
         return None
     ask: Any = getattr(torch.get_device_module(device), "mem_get_info", None)
     return int(ask(device)[0]) if ask is not None else None
+
+
+def at_any_length(backend: "Backend | None") -> AbstractContextManager[None]:
+    """A block around the framework's own model at lengths that are new each time (``Backend.any_length``); None: on no backend's device."""
+    return nullcontext() if backend is None else backend.any_length()
 
 
 def described() -> str:

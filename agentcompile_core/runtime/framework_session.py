@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..ir.graph import GraphSet
 from .calls import by_name
+from .device import at_any_length
 from .generation.framework_loop import by_framework
 from .generation.request import Asked
 from .generation.settings import eos_of, new_tokens, padding_of, settings, with_eos
@@ -17,12 +18,15 @@ from .rows_choice import RowsChoice
 if TYPE_CHECKING:
     import torch
 
+    from ..plugin.interfaces import Backend
+
 
 class EagerSession:
     """Runs requests through ``module.generate`` of transformers: its loop, its caches, its ``generation_config``."""
 
-    def __init__(self, module: "torch.nn.Module", graphs: GraphSet, device: str) -> None:
-        self.module, self.graphs, self.device = module.to(device), graphs, device
+    def __init__(self, module: "torch.nn.Module", graphs: GraphSet, device: str, backend: "Backend | None" = None) -> None:
+        """``backend``: whose libraries the module calls on the device."""
+        self.module, self.graphs, self.device, self.backend = module.to(device), graphs, device, backend
         self._lock = threading.Lock()
         self.rows = RowsChoice("transformers runs all rows of a batch at once: nothing of this model was captured")
 
@@ -68,7 +72,7 @@ class EagerSession:
         elif asked.attention_mask is not None:
             options["attention_mask"] = asked.attention_mask
         count = self._count(inputs, asked.max_new_tokens, options)
-        with self.exclusive():
+        with self.exclusive(), at_any_length(self.backend):
             return by_framework(self.module, None if inputs is None else inputs.to(self.device), count, options, seed=seed,
                                 streamer=streamer)
 

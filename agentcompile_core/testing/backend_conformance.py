@@ -25,6 +25,7 @@ from ..runtime.moving_launches import enqueue, moving_launch
 from ..worker.buffers import GIVEN, Buffers, fill
 from ..worker.execution import Execution
 from ..worker.operands import make_inputs
+from .any_length import demand_any_length
 from .demands import catalog_of, demand, demand_answer, demand_identity
 from .reserved import SIZES, demand_grows
 from .tried import POISONS, misjudged, what_raised
@@ -152,6 +153,12 @@ class BackendConformance:
             demand_answer(answer, "reserve()")
             return
         demand_grows(answer)
+
+    def test_the_framework_runs_at_any_length(self) -> None:
+        """Blocks around the framework's own model may overlap, change no results and swallow nothing."""
+        if isinstance(reason := self.backend.available(), Reject):
+            pytest.skip(f"{self.backend.name}: {reason.reason}")
+        demand_any_length(self.backend)
 
     # ----
 

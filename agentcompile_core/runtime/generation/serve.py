@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ..device import at_any_length
 from ..imported import without_offset
 from .framework_loop import by_framework, drawing, of_request, refusing
 from .module_prompt import Unlike, as_tokens, behind_prompt, by_module_prompt
@@ -34,11 +35,12 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
             wanted = as_tokens(module, session, wanted) or wanted
         if wanted.runs == "session":
             return by_session(module, session, wanted, seed=seed, streamer=streamer, say=say)
-        if wanted.runs == "module prompt":
-            return by_module_prompt(module, session, wanted, seed=seed, streamer=streamer, say=say)
-        say(f"transformers' own loop runs this request, without kernels: {wanted.why}")
-        inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
-        return by_framework(module, inputs, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
+        with at_any_length(session.backend):
+            if wanted.runs == "module prompt":
+                return by_module_prompt(module, session, wanted, seed=seed, streamer=streamer, say=say)
+            say(f"transformers' own loop runs this request, without kernels: {wanted.why}")
+            inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
+            return by_framework(module, inputs, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
 
 
 def by_session(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any, say: Callable[[str], None]) -> Any:

@@ -5,6 +5,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -36,6 +37,7 @@ from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
 from .drawing import Drawing
 from .driver import driver
+from .lengths import any_length
 from .own_attention import DeviceScoring, OwnAttention
 from .own_kernels import build_once
 from .resources import resources_of
@@ -266,6 +268,10 @@ class CudaBackend(Backend):
             return False
         scores = DeviceScoring(scale=scale, window=scoring.window, softcap=scoring.softcap, sinks=scoring.sinks, slopes=slopes)
         return self._attending.over_all((q, k, v, out), scores)
+
+    def any_length(self) -> AbstractContextManager[None]:
+        """See ``lengths``."""
+        return any_length()
 
     def draw(self, logits: "torch.Tensor", odds: Odds, clocks: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor] | None":
         """In three launches; see ``drawing``."""

@@ -1,0 +1,35 @@
+"""The framework's own model runs without cuDNN's attention, and what the process had set holds afterwards."""
+
+import itertools
+from contextlib import ExitStack
+
+import pytest
+import torch
+from agentcompile_runtime_cuda.backend import CudaBackend
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_blocks_that_overlap_leave_what_the_first_found(before: bool, order: tuple[int, ...]) -> None:
+    asked, set_asked = torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp
+    found = asked()
+    try:
+        set_asked(before)
+        blocks = [CudaBackend().any_length() for _ in order]  # of several sessions, that several threads may run
+        for block in blocks:
+            block.__enter__()
+            assert not asked()
+        for left, index in enumerate(order, 1):
+            blocks[index].__exit__(None, None, None)
+            assert asked() is (before and left == len(blocks))
+        assert asked() is before
+    finally:
+        set_asked(found)
+
+
+def test_what_raises_inside_leaves_the_setting() -> None:
+    asked = torch.backends.cuda.cudnn_sdp_enabled()
+    with pytest.raises(ValueError, match="inside"), ExitStack() as stack:
+        stack.enter_context(CudaBackend().any_length())
+        raise ValueError("inside")
+    assert torch.backends.cuda.cudnn_sdp_enabled() is asked
