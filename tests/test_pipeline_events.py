@@ -11,9 +11,11 @@ from faults import cheap
 import agentcompile_core as ac
 from agentcompile_core.configuration import Config
 from agentcompile_core.installation import install as installation
+from agentcompile_core.ir.graph import DType
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.plugin.events import StageFinished, StageStarted
+from agentcompile_core.plugin.events import Captured, StageFinished, StageStarted
 from agentcompile_core.plugin.hookspecs import hookimpl
+from agentcompile_core.plugin.interfaces import Backend
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
@@ -64,3 +66,23 @@ def test_installing_is_a_stage_of_compile_and_of_load(tmp_path: Path, monkeypatc
     assert begun.count("install") == 2 and all(event.seconds >= 0.2 and event.facts == {"programs": 1} for event in ended)
     seconds = made.statistics["seconds"]
     assert len(ended) == 2 and list(seconds)[-1] == "install" and seconds["install"] == ended[0].seconds
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_backend_is_told_of_a_language_model_before_it_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool) -> None:
+    seen: list[object] = []
+
+    def expect(self: object, dtype: DType) -> None:
+        seen.append(dtype)
+        if raises:
+            raise ValueError("no room")
+
+    monkeypatch.setattr(Backend, "expect", expect)
+    cheap.compiled(cheap.module(tmp_path), Store(None), workers=cheap.HERE)
+    assert not seen, "a plain module has no prompts"
+    with cheap.lenient():
+        catalog = load_catalog(only=FEW)
+        ac.compile(str(TINY), dtype="float16", device="cpu", run_on="framework", catalog=catalog, store=Store(None), report=seen.append,
+                   config=Config(origins=(), validators=("numerics",)))
+    told, captured = seen.index(DType.F16), next(i for i, event in enumerate(seen) if isinstance(event, Captured))
+    assert told < captured and seen.count(DType.F16) == 1

@@ -102,6 +102,7 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     ctx.emit(ModelLoaded(name=loaded.name, seconds=clock["load"]))
     workload = workload or _default_workload(loaded, dtype, max_context, wanted.get("device", hardware.CPU))
     ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
+    _expect(loaded, workload.dtype, ctx)
     ctx.emit(StageStarted(stage="capture"))
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
     ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
@@ -142,6 +143,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     frontend = pipeline.frontend_for(model, ctx)
     ctx.emit(StageStarted(stage="load"))
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
+    _expect(loaded, installed.manifest.workload.dtype, ctx)
     known = identity(loaded)
     bundle_reader.check_model(installed, describe(loaded, known).digest, loaded.name, known.unstable)
     if mode := training_matters(loaded):
@@ -157,6 +159,13 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     reasons = (reason,) if reason and run_on == "auto" else ()
     return CompiledModel(Parts(loaded=loaded, graphs=installed.graphs, session=session, context=ctx,
                                notes=(*unused, *loaded.notes, *reasons, *notes)))
+
+
+def _expect(loaded: LoadedModel, dtype: DType, ctx: Context) -> None:
+    """Let the backend begin with what the prompts of a language model need, beside the stages that follow."""
+    backend = ctx.backend
+    if backend is not None and loaded.has_weights and hasattr(loaded.module, "generate"):
+        ctx.catalog.guard(lambda: backend.expect(dtype), stage=StageName.INSTALL, plugin=backend.name, subject="expect")
 
 
 def _installed(loaded: LoadedModel, runnable: install.Runnable, device: str, run_on: str,

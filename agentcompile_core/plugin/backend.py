@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..configuration import defaults
 from ..errors import Cause, ContractError, Reject
 from ..ir.candidate import Kernel, Launch, StepSource
+from ..ir.graph import DType
 from ..ir.target import Target
 from ..ops.odds import Odds
 from .include_folders import folders_digest
@@ -74,6 +75,12 @@ class Backend(Offer):
         """Make what every build needs, such as headers that are compiled once: called in the worker as it starts, on a thread of its own.
 
         What it raises is ignored; ``build`` is called all the same.
+        """
+
+    def expect(self, dtype: DType) -> None:
+        """A model of this type is going to run on the current device: begin to make what its prompts need beside the programs' kernels.
+
+        It returns at once, and what is made is made beside the caller's work; what fails is told to whoever needs it. By default nothing.
         """
 
     @abstractmethod

@@ -18,6 +18,7 @@ from agentcompile_core.plugin_api import (
     ArgumentKind,
     Backend,
     BuildError,
+    DType,
     Feature,
     Heads,
     Kernel,
@@ -176,6 +177,13 @@ class CudaBackend(Backend):
     def include_dirs(self) -> tuple[Path, ...]:
         """The device library of CUDA sources."""
         return (include_dir(),)
+
+    def expect(self, dtype: DType) -> None:
+        """Begin to build the usual kernels of prompts, where there is a GPU that runs them."""
+        if self.live_target() is not None:
+            import torch
+
+            self._rows.start(torch.empty(0, dtype=getattr(torch, dtype.value), device=self.device))
 
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source`` to a cubin for ``target.arch``, or the variant of it that the source needs, in a guarded child process.

@@ -95,10 +95,10 @@ class RowKernels:
     def __init__(self, backend: Backend, target: Callable[[], Target | None], capturing: Callable[[], bool],
                  others: "Sequence[Callable[[torch.Tensor], None]]" = ()) -> None:
         """``others``: what else of this package's own serves prompts, and begins to be built when the first kernel is."""
-        self._kernels = OwnKernels(backend, target, source)
+        self._kernels, self._others = OwnKernels(backend, target, source), tuple(others)
         self._product, self._skinny = GatedProduct(backend, target), SkinnyProduct(backend, target)
         self._experts = ExpertProduct(backend, target)
-        self._compared = Compared(backend, capturing, (*others, self._product.start, self._experts.start))
+        self._compared = Compared(backend, capturing, (*self._others, self._product.start, self._experts.start))
         self._served = self._compared.served
         recurrences = ScanChunks(backend, target), RecurrentRows(backend, target)
         recurrent = RecurrentBodies(recurrences, ShortConvolution(backend, target), self._compared)
@@ -112,6 +112,11 @@ class RowKernels:
         for activation in ACTIVATIONS:
             self._bodies[activation, operator_names.MULTIPLY] = partial(self._gated, activation)
             self._bodies[operator_names.LINEAR, activation, operator_names.MULTIPLY] = partial(self._gated_product, activation)
+
+    def start(self, like: "torch.Tensor") -> None:
+        """Begin to build what most models need for the element type of ``like``, where it may be asked for."""
+        for start in (self._kernels.start, *self._others, self._product.start, self._skinny.start):
+            start(like)
 
     def body(self, *ops: str) -> "Callable[..., Any] | None":
         """See ``Backend.body``."""

@@ -78,6 +78,12 @@ class SkinnyProduct:
     def __init__(self, backend: Backend, target: Callable[[], Target | None]) -> None:
         self._kernels = {one: OwnKernels(backend, target, partial(source, schedule=one)) for one in (SHORT, LONG, SMALL)}
 
+    def start(self, like: "torch.Tensor") -> None:
+        """Begin to build the kernels for the element type of ``like``, where they may be asked for."""
+        if like.dtype.itemsize == 2:
+            for kernels in self._kernels.values():
+                kernels.start(like)
+
     def takes(self, x: "torch.Tensor", *matrices: "torch.Tensor") -> bool:
         """Whether the device has what the kernels need, the tensors are and lie as they read them, and rows are few."""
         if not x.dim() or any(one.dim() != 2 for one in matrices):
