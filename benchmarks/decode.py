@@ -69,7 +69,9 @@ def warm_seconds(options: argparse.Namespace, store: Path) -> dict[str, Any]:
     passed = {name: getattr(options, name) for name in ("dtype", "context", "advisor", "budget_s", "budget_plans", "rounds")}
     command = [sys.executable, str(Path(__file__).with_name("new_process.py")), options.model, f"--cache={store}",
                *(f"--{name.replace('_', '-')}={given}" for name, given in passed.items())]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        return {"warm_s": None, "warm_why": f"{' '.join(command[1:3])} ended with {done.returncode}"}
     found = json.loads(done.stdout.splitlines()[-1])
     return {"warm_s": found["compile_s"], "warm_with_loading_s": found["load_s"] + found["compile_s"],
             "warm_first_token_s": found["to_first_token_s"], "warm_stages_s": found["stages"]}

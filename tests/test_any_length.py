@@ -1,8 +1,11 @@
 """HuggingFace's own model runs where no library prepares itself for each length; compiled steps do not ask for that."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,66 +15,106 @@ from capture_models import GPT, tiny
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import agentcompile_core as ac
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.runtime.generation.request import Asked
 from agentcompile_core.runtime.session import Session
 from agentcompile_core.store import Store
+from agentcompile_core.testing.doubles import ReplayingBackend
 
 PROMPT = torch.tensor([[5, 17, 99, 3, 42]])
 QUICK: dict[str, Any] = {"device": "cpu", "run_on": "framework", "store": Store(None), "validators": [], "origins": []}
-MODEL, STEPS, BEAMS = {"output_hidden_states": True, "return_dict_in_generate": True}, {}, {"num_beams": 2}
+WHOLE, STEPS, BEAMS = {"output_hidden_states": True, "return_dict_in_generate": True}, {}, {"num_beams": 2}
 
 
-class Backend:
-    """One that notes whether a block of any length is open."""
+class Noting(ReplayingBackend):
+    """Counts its blocks of any length; ``opened``: those that somebody is in."""
 
-    is_open = False
+    name = "noting"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = self.opened = 0
 
     @contextmanager
     def any_length(self) -> Iterator[None]:
-        assert not self.is_open
-        self.is_open = True
+        self.blocks, self.opened = self.blocks + 1, self.opened + 1
         try:
             yield
         finally:
-            self.is_open = False
+            self.opened -= 1
 
 
 @contextmanager
-def seen(model: torch.nn.Module, backend: Backend) -> Iterator[list[bool]]:
+def seen(model: torch.nn.Module, backend: Noting) -> Iterator[list[bool]]:
     """Of each forward of ``model`` in here whether it ran in a block of ``backend``."""
     found: list[bool] = []
-    hook = register_module_forward_pre_hook(lambda module, _: found.append(backend.is_open) if module is model else None)
-    yield found
+    hook = register_module_forward_pre_hook(lambda module, _: found.append(backend.opened > 0) if module is model else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield found
     hook.remove()
 
 
-@pytest.mark.parametrize(("asked", "runs_the_model"), [(MODEL, True), (STEPS, False), (BEAMS, False)], ids=["model", "steps", "beams"])
-def test_what_the_model_itself_runs_is_at_any_length(monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], runs_the_model: bool) -> None:
-    model, backend = tiny("gpt2", GPT), Backend()
-    mine = ac.compile(model, max_context=64, **QUICK)
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noting:
+    """The backend of every session."""
+    backend = Noting()
     monkeypatch.setattr(Session, "backend", backend)
-    with warnings.catch_warnings(), seen(model, backend) as found:
-        warnings.simplefilter("ignore")
+    return backend
+
+
+@pytest.mark.parametrize(("asked", "by_the_model"), [(WHOLE, True), (STEPS, False), (BEAMS, False)], ids=["model", "steps", "beams"])
+def test_what_the_model_itself_runs_is_at_any_length(noted: Noting, asked: dict[str, Any], by_the_model: bool) -> None:
+    model = tiny("gpt2", GPT)
+    mine = ac.compile(model, max_context=64, **QUICK)
+    noted.blocks = 0
+    with seen(model, noted) as found:
         mine.generate(PROMPT, 4, **asked)
-    assert found == [True] * 4 * runs_the_model and not backend.is_open
+    assert found == [True] * 4 * by_the_model and noted.blocks == by_the_model and not noted.opened
+
+
+@pytest.mark.parametrize("loop", ["ours", "custom_generate"])
+def test_a_prompt_that_the_model_itself_reads_is_at_any_length(noted: Noting, monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    before = set(sys.modules)
+    from covered import composite
+
+    model = composite.tiny("gemma3")
+    mine, prompt = ac.compile(model, max_context=96, **QUICK), composite.image_prompt(model)
+    steps = mine.session._steps["decode"]
+    opened: list[bool] = []
+    monkeypatch.setitem(mine.session._steps, "decode", lambda: (opened.append(noted.opened > 0), steps()))
+    with seen(model, noted) as found:
+        if loop == "ours":
+            mine.generate(**prompt, max_new_tokens=5, eos_token_id=None)
+        else:
+            model.generate(**prompt, max_new_tokens=5, eos_token_id=None, custom_generate=mine.custom_generate)
+    for name in set(sys.modules) - before:
+        if name.startswith("covered"):
+            del sys.modules[name]
+    assert found == [True, True], "the prompt, and one step with which ours is compared"
+    assert opened[0] and len(opened) > 2 and not any(opened[1:]) and not noted.opened
 
 
 def test_a_model_that_was_not_captured_is_at_any_length() -> None:
     config = transformers.OpenAIGPTConfig(vocab_size=128, n_embd=32, n_layer=1, n_head=4, n_positions=64)
-    model, backend = transformers.OpenAIGPTLMHeadModel(config).eval(), Backend()
-    mine = ac.compile(model, **QUICK)
+    model, backend = transformers.OpenAIGPTLMHeadModel(config).eval(), Noting()
+    plugin = SimpleNamespace(agentcompile_backends=hookimpl(lambda: [backend]))
+    mine = ac.compile(model, catalog=load_catalog(extra=[("noting", plugin)]), **QUICK)
     assert isinstance(mine.session, EagerSession)
-    mine.session.backend = backend  # type: ignore[assignment]
-    with seen(model, backend) as found:
+    noted = mine.session.backend
+    assert isinstance(noted, Noting)
+    with seen(model, noted) as found:
         mine.generate(PROMPT, 4)
-    assert found == [True] * 4 and not backend.is_open
+    assert found == [True] * 4 and noted.blocks == 1 and not noted.opened
 
 
 def test_what_raises_inside_ends_the_block() -> None:
-    model, backend = tiny("gpt2", GPT), Backend()
-    session = EagerSession(model, ac.compile(model, max_context=64, **QUICK).graphs, "cpu", backend)  # type: ignore[arg-type]
+    model, backend = tiny("gpt2", GPT), Noting()
+    session = EagerSession(model, ac.compile(model, max_context=64, **QUICK).graphs, "cpu", backend)
     model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(ValueError("inside")))
     with pytest.raises(Exception, match="inside"):
         session.generate(Asked(input_ids=PROMPT, max_new_tokens=2))
-    assert not backend.is_open
+    assert backend.blocks == 1 and not backend.opened

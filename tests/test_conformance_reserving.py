@@ -1,6 +1,7 @@
 """The kit of backends tries what they reserve, memory that comes and goes behind addresses, and their blocks around the framework; every
 planted defect of either is refused."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from planted import refused
 
+from agentcompile_core.testing import any_length
 from agentcompile_core.testing.backend_conformance import BackendConformance
 from agentcompile_core.testing.doubles import FakeBackend, fake_source, fake_trial
 from agentcompile_core.testing.reserving import HostReserved
@@ -123,9 +125,20 @@ class Once:
         torch.nn.functional.scaled_dot_product_attention = lambda rows, *_, **__: 2 * rows
 
 
+TURN = threading.RLock()
+
+
+@contextmanager
+def in_turns(self: Any) -> Iterator[None]:
+    with TURN:
+        yield
+
+
 @pytest.mark.parametrize(("block", "reason"), [
-    (other_numbers, "changes what the framework's attention gives"), (silent, "keeps what is raised"),
-    (lambda self: Once(), "changes what the framework's attention gives")], ids=["numbers", "silent", "left"])
+    (in_turns, "makes a second thread wait"), (other_numbers, "changes what the framework's attention gives"),
+    (silent, "keeps what is raised"),
+    (lambda self: Once(), "changes what the framework's attention gives")], ids=["turns", "numbers", "silent", "left"])
 def test_defects_of_blocks_around_the_framework_are_refused(monkeypatch: pytest.MonkeyPatch, block: Any, reason: str) -> None:
+    monkeypatch.setattr(any_length, "WAIT_S", 1.0)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", torch.nn.functional.scaled_dot_product_attention)
     refused(GoodBackend, "test_the_framework_runs_at_any_length", reason, backend=backend(any_length=block))

@@ -1,5 +1,7 @@
 """Attention over what is cached: the operator's results, parts of a history, and how they are merged."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from typing import Any
@@ -24,6 +26,26 @@ def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories in several parts, and rows in several blocks, at these sizes too."""
     monkeypatch.setattr(live_attention, "LARGE", LARGE)
     monkeypatch.setattr(live_attention, "SCORES", 1)
+    monkeypatch.setattr(live_attention, "PLAIN_SCORES", 1)
+
+
+class Block:
+    """Notes whether somebody is in it."""
+
+    is_open = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.is_open = True
+        yield
+        self.is_open = False
+
+
+def attended(block: Block, lengths: list[int], q: Tensor, k: Tensor, *others: Any) -> Tensor:
+    """SDPA as it is, asked within the block alone; ``lengths``: over how many keys."""
+    assert block.is_open
+    lengths.append(k.shape[2])
+    return operators.grouped_sdpa(q, k, *others)
 
 
 def counted(asked: list[tuple[int, set[str]]], serves: bool, q: Tensor, k: Tensor, v: Tensor, out: Tensor, **scores: Any) -> bool:
@@ -63,15 +85,15 @@ def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> 
     wanted = operators.attention(*(getattr(clean, a) for a in ("q", "k", "v", "k_cache", "v_cache", "position", "scale", "window",
                                                               "softcap", "sinks", "fresh", "slopes", "chunk")))
     live_attention.append_rows(call)
-    with mock.patch.object(live_attention, "_prepares_for_lengths", return_value=True), mock.patch.object(
-            live_attention, "grouped_sdpa", side_effect=AssertionError("a library is asked for a length of its own")):
-        torch.testing.assert_close(live_attention.attend(call, start), wanted)
+    plain, block = not 0 < window < start + count and call.softcap == 0.0 and call.sinks is None and call.slopes is None, Block()
     for part in (None, library):
-        torch.testing.assert_close(live_attention.attend(call, start, part=part), wanted)
+        lengths: list[int] = []
+        with mock.patch.object(live_attention, "grouped_sdpa", side_effect=partial(attended, block, lengths)):
+            torch.testing.assert_close(live_attention.attend(call, start, part=part, around=block), wanted)
+        assert not (lengths and plain and part is not None and not chunk), "the library serves these"
         out = torch.full_like(wanted, float("nan"))
         live_attention.attend(call, start, out=out, part=part)
         torch.testing.assert_close(out, wanted)
-    plain = not 0 < window < start + count and call.softcap == 0.0 and call.sinks is None and call.slopes is None
     for serves, place in product((True, False), (None, torch.full_like(wanted, float("nan")))):
         asked: list[tuple[int, set[str]]] = []
         found = live_attention.attend(call, start, out=place, part=library, over_all=partial(counted, asked, serves))

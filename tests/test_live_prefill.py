@@ -1,7 +1,7 @@
 """Prompts of any length through chunks that attend over what is cached: the module's logits and tokens, and pieces of the right kind."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -93,6 +93,7 @@ def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories in several parts, and rows in several blocks, at these sizes too."""
     monkeypatch.setattr(live_attention, "LARGE", LARGE)
     monkeypatch.setattr(live_attention, "SCORES", 1)
+    monkeypatch.setattr(live_attention, "PLAIN_SCORES", 1)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -103,6 +104,24 @@ def test_prompts_of_any_length_give_the_modules_logits(name: str, way: str) -> N
         mine.prepare()
     for length in (*LENGTHS, *reversed(LENGTHS)):  # each behind a longer one too: nothing of that is seen
         check(name, mine, length)
+
+
+@pytest.mark.parametrize("way", ["library", "over_all"])
+def test_rows_that_nothing_serves_are_attended_at_any_length(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, blocks, opened = session("mistral", way), live_attention._by_blocks, list[bool]()
+    seen: list[bool] = []
+
+    @contextmanager
+    def any_length() -> Iterator[None]:
+        opened.append(True)
+        yield
+        opened.pop()
+
+    monkeypatch.setattr(type(mine.backend), "any_length", lambda self: any_length())
+    monkeypatch.setattr(live_attention, "_by_blocks", lambda *given: (seen.append(bool(opened)), blocks(*given)))
+    for length in LENGTHS:
+        check("mistral", mine, length)
+    assert len(seen) > 2 and all(seen) and not opened
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "llama4_text", "gemma4_text"])

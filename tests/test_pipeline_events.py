@@ -1,15 +1,22 @@
 """A plugin that listens hears every stage with its counts, and every evaluated candidate."""
 
+import io
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
+from agentcompile_validator_emulation.backend import EmulationBackend
 from faults import cheap
 
 import agentcompile_core as ac
+from agentcompile_core.api import whole_calls
+from agentcompile_core.cli.progress import Progress
 from agentcompile_core.configuration import Config
+from agentcompile_core.errors import UsageError
 from agentcompile_core.installation import install as installation
 from agentcompile_core.ir.graph import DType
 from agentcompile_core.plugin.discovery import load_catalog
@@ -51,38 +58,81 @@ def test_stages_and_candidates_are_announced_with_their_counts() -> None:
 
 def test_installing_is_a_stage_of_compile_and_of_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What binds, captures and compares is said and counted: a user waits for it."""
-    install, seen = installation.install, list[object]()
+    seen: list[object] = []
 
-    def slow(*arguments: Any, **more: Any) -> Any:
-        time.sleep(0.2)
-        return install(*arguments, **more)
+    def slowly(call: Any) -> Any:
+        return lambda *arguments, **more: (time.sleep(0.2), call(*arguments, **more))[1]
 
-    monkeypatch.setattr(installation, "install", slow)
+    monkeypatch.setattr(installation, "install", slowly(installation.install))
+    monkeypatch.setattr(whole_calls, "settle", slowly(whole_calls.settle))
     model, store = cheap.module(tmp_path), Store(tmp_path / "store")
     made = cheap.compiled(model, store, workers=cheap.HERE, report=seen.append)
     cheap.loaded(made.save(tmp_path / "bundle"), model, store, workers=cheap.HERE, report=seen.append)
     begun = [event.stage for event in seen if isinstance(event, StageStarted)]
+    text = io.StringIO()
+    for event in seen:
+        if getattr(event, "stage", "") == "install":
+            Progress(stream=text)(event)  # type: ignore[arg-type]
+    assert re.findall(r"install[^\n]*", text.getvalue()) == 2 * ["install ...", "install: 0.4 s, 1 programs"]
     ended = [event for event in seen if isinstance(event, StageFinished) and event.stage == "install"]
-    assert begun.count("install") == 2 and all(event.seconds >= 0.2 and event.facts == {"programs": 1} for event in ended)
+    assert begun.count("install") == 2 and all(event.seconds >= 0.4 and event.facts == {"programs": 1} for event in ended)
     seconds = made.statistics["seconds"]
     assert len(ended) == 2 and list(seconds)[-1] == "install" and seconds["install"] == ended[0].seconds
 
 
+class Told:
+    """Notes of what types backends were told, in one list with the events of a compile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, raises: bool = False) -> None:
+        self.seen: list[object] = []
+        told = self
+
+        def expect(self: object, dtype: DType) -> None:
+            told.seen.append(dtype)
+            if raises:
+                raise ValueError("no room")
+
+        monkeypatch.setattr(Backend, "expect", expect)
+
+    @property
+    def types(self) -> list[object]:
+        return [one for one in self.seen if isinstance(one, DType)]
+
+    def compiled(self, **options: Any) -> Any:
+        with cheap.lenient():
+            return ac.compile(str(TINY), **{"dtype": "float16", "device": "cpu", "run_on": "framework", **options}, report=self.seen.append,
+                              catalog=load_catalog(only=FEW), store=Store(None), config=Config(origins=(), validators=("numerics",)))
+
+
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_backend_is_told_of_a_language_model_before_it_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool) -> None:
-    seen: list[object] = []
+def test_a_backend_is_told_of_a_language_model_before_it_is_captured(monkeypatch: pytest.MonkeyPatch, raises: bool) -> None:
+    told = Told(monkeypatch, raises)
+    told.compiled()
+    captured = next(i for i, event in enumerate(told.seen) if isinstance(event, Captured))
+    assert told.types == [DType.F16] and told.seen.index(DType.F16) < captured
 
-    def expect(self: object, dtype: DType) -> None:
-        seen.append(dtype)
-        if raises:
-            raise ValueError("no room")
 
-    monkeypatch.setattr(Backend, "expect", expect)
+def test_a_backend_is_not_told_of_what_will_not_run_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
     cheap.compiled(cheap.module(tmp_path), Store(None), workers=cheap.HERE)
-    assert not seen, "a plain module has no prompts"
+    assert not told.types, "a plain module has no prompts"
+    told.compiled(run_on="nothing")
+    told.compiled(run_on="nothing", meta=True)
+    assert not told.types, "the result is saved, and runs elsewhere"
+    monkeypatch.setattr(EmulationBackend, "device", "meta")
+    told.compiled()
+    assert not told.types, "the model runs on another device than the backend's"
+
+
+def test_a_backend_is_told_of_a_bundle_that_fits_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.compiled(run_on="nothing", dtype="float32").save(tmp_path / "bundle")
+    loading = {"device": "cpu", "run_on": "framework", "store": Store(None)}
     with cheap.lenient():
-        catalog = load_catalog(only=FEW)
-        ac.compile(str(TINY), dtype="float16", device="cpu", run_on="framework", catalog=catalog, store=Store(None), report=seen.append,
-                   config=Config(origins=(), validators=("numerics",)))
-    told, captured = seen.index(DType.F16), next(i for i, event in enumerate(seen) if isinstance(event, Captured))
-    assert told < captured and seen.count(DType.F16) == 1
+        ac.load(tmp_path / "bundle", str(TINY), catalog=load_catalog(only=FEW), **loading)
+        assert told.types == [DType.F32]
+        other = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32,
+                                                                       num_hidden_layers=1, num_attention_heads=2))
+        with pytest.raises(UsageError):
+            ac.load(tmp_path / "bundle", other, catalog=load_catalog(only=FEW), **loading)
+    assert told.types == [DType.F32], "a bundle of another model begins nothing"

@@ -77,7 +77,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     found = hardware.choose(config, catalog, run_on=run_on)
     ctx = context(catalog, config, found, store, report)
     try:
-        loaded, compilation, bundle = _compiled(what, workload, ctx, {**asked, **rest, "device": found.device})
+        loaded, compilation, bundle = _compiled(what, workload, ctx, {**asked, **rest, "device": found.device}, run_on)
     finally:
         ctx.close()  # before anything is installed: the worker's memory of the device is the session's
     graphs = compilation.graphs
@@ -92,7 +92,8 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
                                run_on=run_on, notes=(*unused, *loaded.notes, *graphs.notes, *notes)))
 
 
-def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dict[str, Any]) -> tuple[LoadedModel, Compilation, Bundle]:
+def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dict[str, Any],
+              run_on: str) -> tuple[LoadedModel, Compilation, Bundle]:
     """Load, capture and compile; the bundle names where the model comes from."""
     dtype, max_context = wanted.get("dtype"), wanted.pop("max_context", None)
     frontend = pipeline.frontend_for(what, ctx)
@@ -102,7 +103,8 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     ctx.emit(ModelLoaded(name=loaded.name, seconds=clock["load"]))
     workload = workload or _default_workload(loaded, dtype, max_context, wanted.get("device", hardware.CPU))
     ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
-    _expect(loaded, workload.dtype, ctx)
+    if run_on != "nothing":
+        _expect(loaded, workload.dtype, wanted["device"], ctx)
     ctx.emit(StageStarted(stage="capture"))
     graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
     ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
@@ -143,12 +145,12 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     frontend = pipeline.frontend_for(model, ctx)
     ctx.emit(StageStarted(stage="load"))
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
-    _expect(loaded, installed.manifest.workload.dtype, ctx)
     known = identity(loaded)
     bundle_reader.check_model(installed, describe(loaded, known).digest, loaded.name, known.unstable)
     if mode := training_matters(loaded):
         raise UsageError(f"{loaded.name} cannot run this bundle: {mode}")
     bundle_reader.check_graphs(folder, difference(installed.graphs, loaded), loaded.name)
+    _expect(loaded, installed.manifest.workload.dtype, device, ctx)
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
         programs, kernels = bundle_reader.on_framework(installed), {}
@@ -161,10 +163,10 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
                                notes=(*unused, *loaded.notes, *reasons, *notes)))
 
 
-def _expect(loaded: LoadedModel, dtype: DType, ctx: Context) -> None:
-    """Let the backend begin with what the prompts of a language model need, beside the stages that follow."""
+def _expect(loaded: LoadedModel, dtype: DType, device: str, ctx: Context) -> None:
+    """Let the backend begin with what the prompts of a language model need, beside what follows, where it is to run on its device."""
     backend = ctx.backend
-    if backend is not None and loaded.has_weights and hasattr(loaded.module, "generate"):
+    if backend is not None and backend.device == device and loaded.has_weights and hasattr(loaded.module, "generate"):
         ctx.catalog.guard(lambda: backend.expect(dtype), stage=StageName.INSTALL, plugin=backend.name, subject="expect")
 
 

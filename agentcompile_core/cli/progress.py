@@ -30,7 +30,7 @@ from ..plugin.events import (
 INTERRUPTED = threading.Event()  # Ctrl-C came: a library that swallows it while it is imported does not keep it from us
 EVERY_S = 10.0  # between two lines about candidates where nobody can see a line change
 LIVE_S = 0.1  # between two changes of the line on a terminal
-UNTIMED = ("load", "capture", "install")  # stages that may take minutes and say nothing before they end
+SILENT = ("load", "capture", "install")  # stages that may take minutes and say nothing before they end
 COLUMNS = 160  # of the changing line; what stays is never cut
 
 
@@ -52,7 +52,7 @@ class Progress:
             WorkloadChosen: lambda e: self._say(f"workload: batch 1, context {e.max_context}, {e.dtype}, prompts in chunks of "
                                                 f"{list(e.chunks)}"),
             ModelLoaded: lambda e: self._say(f"model {e.name}: loaded in {e.seconds:.1f} s"),
-            StageStarted: lambda e: self._say(f"{e.stage} ...", transient=e.stage not in UNTIMED),
+            StageStarted: lambda e: self._say(f"{e.stage} ...", transient=e.stage not in SILENT),
             ChainProgress: lambda e: self._now_and_then(f"chain: {e.what}"),
             Preparing: lambda e: self._say(f"preparing {e.graph}", transient=True),
             Skipped: lambda e: self._say(f"note: {e.subject}: {e.message}"),

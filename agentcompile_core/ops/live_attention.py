@@ -5,6 +5,7 @@ Where the host knows the chunk's first position, K and V are cut to what is ther
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from attrs import evolve
@@ -23,7 +24,11 @@ OverAll = Callable[..., bool]
 # ``merged(parts, out)``: writes what ``merge`` writes, or says False.
 Merged = Callable[["list[tuple[Tensor, Tensor]]", Tensor], bool]
 
-SCORES = 1 << 24  # elements of scores at a time where they lie in memory: 64 MiB in fp32
+# ``around()``: a block in which SDPA may be called with another number of keys each time (``Backend.any_length``).
+Around = Callable[[], "AbstractContextManager[None]"]
+
+SCORES = 1 << 23  # elements of scores at a time where they lie in memory: 32 MiB in fp32
+PLAIN_SCORES = 1 << 25  # and where SDPA keeps them to itself: so many rows that a GPU is busy with each call
 LARGE = 1024  # rows of a chunk from which on its history is cut into few lengths: libraries prepare themselves for each one
 
 
@@ -38,11 +43,12 @@ def append_rows(call: AttentionCall) -> None:
 
 
 def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Part | None = None, merged: Merged | None = None,
-           over_all: OverAll | None = None) -> Tensor:
+           over_all: OverAll | None = None, around: Around = nullcontext) -> Tensor:
     """What the operator returns, [1, T, H, Dv]: row t of ``call.q`` attends to the cached rows 0 .. start + t.
 
     It is written to ``out`` where that is given. The chunk's own K and V are cached already. ``call.position`` is not read:
-    ``start`` is the position of the first row of ``call.q``, on the host.
+    ``start`` is the position of the first row of ``call.q``, on the host. What neither ``part`` nor ``over_all`` serves goes by blocks of
+    rows, each with a number of keys of its own, in ``around()``.
 
     Raises:
         ValueError: the chunk ends behind the cache.
@@ -52,7 +58,7 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
         raise ValueError(f"a chunk of rows {start} to {live - 1} attends over a cache of {capacity}")
     if 0 < call.chunk < live:
         written = _empty(call) if out is None else out
-        return _by_chunks(call, start, written, lambda one, at, to: attend(one, at, to, part, merged, over_all))
+        return _by_chunks(call, start, written, lambda one, at, to: attend(one, at, to, part, merged, over_all, around))
     plain = (call.window <= 0 or call.window >= live) and _is_plain(call)
     if over_all is not None:
         written = _empty(call) if out is None else out
@@ -71,7 +77,8 @@ def attend(call: AttentionCall, start: int, out: Tensor | None = None, part: Par
         if len(parts) == 1 or merged is None or not merged(parts, out.transpose(1, 2)):
             merge(parts, out.transpose(1, 2))
     else:
-        _by_blocks(call, start, out)
+        with around():
+            _by_blocks(call, start, out)
     return out
 
 
@@ -146,7 +153,7 @@ def _cached(call: AttentionCall, first: int, last: int) -> tuple[Tensor, Tensor]
 def _by_blocks(call: AttentionCall, start: int, out: Tensor) -> None:
     """Under a mask, some rows at a time, each over the positions that one of them sees: whatever the operator's arguments say."""
     heads, count = call.q.shape[1:3]
-    step = max(16, SCORES // (heads * (start + count)))
+    step = max(16, (PLAIN_SCORES if _is_plain(call) else SCORES) // (heads * (start + count)))
     for at in range(0, count, step):
         q = call.q[:, :, at : at + step]
         begin, end = start + at, start + at + q.shape[2]
@@ -156,13 +163,8 @@ def _by_blocks(call: AttentionCall, start: int, out: Tensor) -> None:
         mask = ahead <= 0
         if call.window > 0:
             mask &= ahead > -call.window
-        if _is_plain(call) and not _prepares_for_lengths(q):
+        if _is_plain(call):
             found = grouped_sdpa(q, keys, values, mask, call.scale)
         else:
             found = capped(evolve(call, q=q), keys, values, mask, ahead)
         out[:, at : at + step].copy_(found.transpose(1, 2))
-
-
-def _prepares_for_lengths(q: Tensor) -> bool:
-    """Whether SDPA prepares itself for every number of keys: on an accelerator it may, 55 ms each, and each block here has its own."""
-    return q.device.type != "cpu"

@@ -5,6 +5,7 @@ knows (docs/decisions/0022). A chunk that begins at position 0 has one length on
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,7 @@ class LiveAttention:
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
         self._over_all = None if library is None else partial(_over_all, library)
+        self._around = nullcontext if library is None else library.any_length
 
     def _call(self, **others: Any) -> "AttentionCall":
         from ..ops.operators import AttentionCall
@@ -134,7 +136,7 @@ class LiveAttention:
         if self._outside.last_row_only and row >= 0:
             q, out, start = q[:, :, row : row + 1], out[:, row : row + 1], start + row
         with torch.no_grad():
-            attend(self._call(q=q, k=q, v=q), start, out, self._part, self._merged, self._over_all)
+            attend(self._call(q=q, k=q, v=q), start, out, self._part, self._merged, self._over_all, self._around)
 
     def append_inside(self) -> None:
         """As ``append``, of a chunk at position 0."""
@@ -158,7 +160,8 @@ class LiveAttention:
 
         q, self._held = self._held, None
         with torch.no_grad():
-            self._environment[self._name] = attend(self._call(q=q, k=q, v=q), 0, part=self._part, over_all=self._over_all)
+            self._environment[self._name] = attend(self._call(q=q, k=q, v=q), 0, part=self._part, over_all=self._over_all,
+                                                   around=self._around)
 
     def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, Piece]:
         """What appends, then what attends; ``dropped`` forgets what nothing reads any more."""

@@ -1,5 +1,7 @@
 """What a backend's block around the framework's own model must leave as it is."""
 
+import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..plugin.interfaces import Backend
@@ -9,21 +11,29 @@ from .tried import what_raised
 if TYPE_CHECKING:
     import torch
 
+WAIT_S = 20.0
+
 
 def demand_any_length(backend: Backend) -> None:
-    """Blocks of ``any_length`` overlap as those of several threads do, attention in them is the framework's, and what is raised passes."""
+    """Blocks of ``any_length`` overlap, in several threads too; attention in them is the framework's, and what is raised passes."""
     import torch
 
-    wanted = _attended(backend.device)
-    first, second = backend.any_length(), backend.any_length()
-    first.__enter__()
-    second.__enter__()
-    inside = _attended(backend.device)
-    first.__exit__(None, None, None)
-    between = _attended(backend.device)
-    second.__exit__(None, None, None)
-    for found in (inside, between, _attended(backend.device)):
-        demand(torch.allclose(found, wanted, rtol=1e-3, atol=1e-3), "any_length() changes what the framework's attention gives")
+    found, wanted, entered = [], _attended(backend.device), threading.Event()
+
+    def elsewhere() -> None:
+        with backend.any_length():
+            entered.set()
+            found.append(_attended(backend.device))
+
+    with ExitStack() as blocks:
+        blocks.enter_context(backend.any_length())
+        other = threading.Thread(target=elsewhere, daemon=True)
+        other.start()
+        demand(entered.wait(WAIT_S), "any_length() makes a second thread wait until the first one's block ends")
+        other.join(WAIT_S)
+        found.append(_attended(backend.device))
+    for one in (*found, _attended(backend.device)):
+        demand(torch.allclose(one, wanted, rtol=1e-3, atol=1e-3), "any_length() changes what the framework's attention gives")
     demand("inside" in what_raised(lambda: _raise_in(backend)), "any_length() keeps what is raised in its block; let it pass")
 
 

@@ -13,6 +13,7 @@ from attrs import evolve
 
 from ...errors import UsageError
 from ...ir.graph import OFFSET
+from ..device import at_any_length
 from ..imported import import_cache, stand_behind, without_offset
 from ..module_changes import version_of
 from .framework_loop import by_framework, of_request, refusing
@@ -46,7 +47,8 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
         found = by_framework(module, ids, wanted.count, by_steps, seed=seed, streamer=None, callers=(streamer, *keywords.values()))
     except Unlike as unlike:
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {unlike}")
-        return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
+        with at_any_length(session.backend):
+            return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
     finally:
         without_offset(session)
     say(f"HuggingFace's own model reads the prompt of this request, and compiled steps make its tokens: {wanted.why}")
@@ -107,7 +109,7 @@ def behind_prompt(model: Any, session: "Session", input_ids: "torch.Tensor", con
 
     if why := StepModel.beyond_the_session(input_ids, config, given.get("attention_mask")):
         raise Unlike(why)
-    with refusing(model):
+    with refusing(model), at_any_length(session.backend):
         logits = _read(model, session, input_ids, idle, dict(given))
 
     def read(prompt: "torch.Tensor", count: int) -> "BoundProgram":

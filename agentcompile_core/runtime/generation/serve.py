@@ -35,11 +35,11 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
             wanted = as_tokens(module, session, wanted) or wanted
         if wanted.runs == "session":
             return by_session(module, session, wanted, seed=seed, streamer=streamer, say=say)
+        if wanted.runs == "module prompt":
+            return by_module_prompt(module, session, wanted, seed=seed, streamer=streamer, say=say)
+        say(f"transformers' own loop runs this request, without kernels: {wanted.why}")
+        inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
         with at_any_length(session.backend):
-            if wanted.runs == "module prompt":
-                return by_module_prompt(module, session, wanted, seed=seed, streamer=streamer, say=say)
-            say(f"transformers' own loop runs this request, without kernels: {wanted.why}")
-            inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
             return by_framework(module, inputs, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
 
 

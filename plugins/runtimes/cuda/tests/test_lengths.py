@@ -1,6 +1,8 @@
 """The framework's own model runs without cuDNN's attention, and what the process had set holds afterwards."""
 
 import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -9,7 +11,7 @@ from agentcompile_runtime_cuda.backend import CudaBackend
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_blocks_that_overlap_leave_what_the_first_found(before: bool, order: tuple[int, ...]) -> None:
     asked, set_asked = torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp
     found = asked()
@@ -25,6 +27,26 @@ def test_blocks_that_overlap_leave_what_the_first_found(before: bool, order: tup
         assert asked() is before
     finally:
         set_asked(found)
+
+
+def test_many_threads_leave_what_they_found() -> None:
+    """Switching between threads wherever there is a chance to."""
+    asked, backend, wrong = torch.backends.cuda.cudnn_sdp_enabled, CudaBackend(), list[int]()
+
+    def many(number: int) -> None:
+        for _ in range(300):
+            with backend.any_length():
+                if asked():
+                    wrong.append(number)
+
+    before, interval = asked(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(many, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong and asked() is before
 
 
 def test_what_raises_inside_leaves_the_setting() -> None:

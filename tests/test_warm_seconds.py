@@ -1,0 +1,32 @@
+"""The warm compile of ``decode.py`` is that of a new process, with all that a user waits for; one that fails costs no other row."""
+
+import json
+import subprocess
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OPTIONS = Namespace(model="qwen3-4b", dtype="float16", context=8192, advisor="heuristic", budget_s=40.0, budget_plans=400, rounds=2)
+SAID = {"model": "qwen3-4b", "imports_s": 5.0, "context_s": 1.0, "load_s": 6.0, "compile_s": 4.5, "between_stages_s": 0.5,
+        "to_first_token_s": 17.1, "stages": {"load": 6.0, "capture": 1.5, "install": 3.0}}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_warm_compile_is_another_processs(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int) -> None:
+    decode, ran = bench("decode"), list[list[str]]()
+
+    def run(command: list[str], **_: Any) -> Any:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, code, stdout="" if code else f"a line\n{json.dumps(SAID)}\n")
+
+    monkeypatch.setattr(decode.subprocess, "run", run)
+    found = decode.warm_seconds(OPTIONS, tmp_path)
+    (command,) = ran
+    assert Path(command[1]).name == "new_process.py" and command[2] == "qwen3-4b"
+    assert {f"--cache={tmp_path}", "--context=8192", "--budget-s=40.0", "--dtype=float16"} <= set(command)
+    if code:
+        assert found["warm_s"] is None and "new_process.py qwen3-4b ended with 1" in found["warm_why"]
+    else:
+        assert found == {"warm_s": 4.5, "warm_with_loading_s": 10.5, "warm_first_token_s": 17.1, "warm_stages_s": SAID["stages"]}
