@@ -1,6 +1,5 @@
 """HuggingFace's own model runs where no library prepares itself for each length; compiled steps do not ask for that."""
 
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import agentcompile_core as ac
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.runtime.framework_session import EagerSession
+from agentcompile_core.runtime.generation import module_prompt
 from agentcompile_core.runtime.generation.request import Asked
 from agentcompile_core.runtime.session import Session
 from agentcompile_core.store import Store
@@ -78,7 +78,6 @@ def test_what_the_model_itself_runs_is_at_any_length(noted: Noting, asked: dict[
 @pytest.mark.parametrize("loop", ["ours", "custom_generate"])
 def test_a_prompt_that_the_model_itself_reads_is_at_any_length(noted: Noting, monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    before = set(sys.modules)
     from covered import composite
 
     model = composite.tiny("gemma3")
@@ -86,16 +85,26 @@ def test_a_prompt_that_the_model_itself_reads_is_at_any_length(noted: Noting, mo
     steps = mine.session._steps["decode"]
     opened: list[bool] = []
     monkeypatch.setitem(mine.session._steps, "decode", lambda: (opened.append(noted.opened > 0), steps()))
+    noted.blocks = 0
     with seen(model, noted) as found:
         if loop == "ours":
             mine.generate(**prompt, max_new_tokens=5, eos_token_id=None)
         else:
             model.generate(**prompt, max_new_tokens=5, eos_token_id=None, custom_generate=mine.custom_generate)
-    for name in set(sys.modules) - before:
-        if name.startswith("covered"):
-            del sys.modules[name]
     assert found == [True, True], "the prompt, and one step with which ours is compared"
-    assert opened[0] and len(opened) > 2 and not any(opened[1:]) and not noted.opened
+    assert len(opened) > 2 and not any(opened) and noted.blocks == 2 and not noted.opened
+
+
+def test_a_prompt_that_the_session_cannot_go_on_behind_is_at_any_length(noted: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    from covered import composite
+
+    model = composite.tiny("gemma3")
+    mine = ac.compile(model, max_context=96, **QUICK)
+    monkeypatch.setattr(module_prompt, "import_cache", lambda *_: "it is another one")
+    with seen(model, noted) as found:
+        mine.generate(**composite.image_prompt(model), max_new_tokens=3, eos_token_id=None)
+    assert found == [True] * 4, "the prompt, and then the whole request"
 
 
 def test_a_model_that_was_not_captured_is_at_any_length() -> None:

@@ -108,6 +108,23 @@ def test_attention_over_what_is_cached_is_the_operators(data: st.DataObject) -> 
         live_attention.attend(call, capacity - count + 1)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "more", "mib"), [
+    (32, 8, 64, {}, 128), (16, 8, 128, {}, 128), (4, 1, 64, {}, 32), (32, 8, 64, {"softcap": 2.0}, 32), (32, 8, 60, {}, 32),
+    (32, 8, 64, {"dtype": torch.float64}, 32)], ids=str)
+def test_blocks_of_rows_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, dim: int, more: dict[str, Any],
+                                            mib: int) -> None:
+    """Scores of a block in fp32 take so much, where they lie in memory or not; of one K and V for all heads the mask counts."""
+    monkeypatch.undo()
+    dtype, softcap = more.get("dtype", torch.float16), more.get("softcap", 0.0)
+    q, k, cache = (torch.empty(*size, dtype=dtype, device="meta") for size in (
+        (1, heads, 8192, dim), (1, kv_heads, 8192, dim), (1, 16384, kv_heads, dim)))
+    call = AttentionCall(q, k, k, cache, cache, torch.empty(1, device="meta"), 1.0, 0, softcap, None, False, None, 0)
+    for live in (8192, 16384):
+        rows = live_attention._rows_at_a_time(call, live)
+        assert mib / 1.5 <= rows * heads * live * 4 / 2**20 <= mib
+    assert live_attention._rows_at_a_time(call, 1 << 24) == 16
+
+
 @settings(derandomize=True, database=None, deadline=None, max_examples=200)
 @given(st.integers(0, 300), st.integers(1, 40))
 def test_parts_of_a_history_cover_it_and_have_few_lengths(start: int, count: int) -> None:

@@ -100,8 +100,9 @@ class Told:
 
     def compiled(self, **options: Any) -> Any:
         with cheap.lenient():
-            return ac.compile(str(TINY), **{"dtype": "float16", "device": "cpu", "run_on": "framework", **options}, report=self.seen.append,
-                              catalog=load_catalog(only=FEW), store=Store(None), config=Config(origins=(), validators=("numerics",)))
+            given = {"dtype": "float16", "device": "cpu", "run_on": "framework", "config": Config(origins=(), validators=("numerics",)),
+                     **options}
+            return ac.compile(str(TINY), report=self.seen.append, catalog=load_catalog(only=FEW), store=Store(None), **given)
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -117,10 +118,10 @@ def test_a_backend_is_not_told_of_what_will_not_run_on_it(tmp_path: Path, monkey
     cheap.compiled(cheap.module(tmp_path), Store(None), workers=cheap.HERE)
     assert not told.types, "a plain module has no prompts"
     told.compiled(run_on="nothing")
-    told.compiled(run_on="nothing", meta=True)
+    told.compiled(meta=True)
     assert not told.types, "the result is saved, and runs elsewhere"
     monkeypatch.setattr(EmulationBackend, "device", "meta")
-    told.compiled()
+    told.compiled(config=Config(origins=(), validators=("numerics",), backend="emulation"))
     assert not told.types, "the model runs on another device than the backend's"
 
 

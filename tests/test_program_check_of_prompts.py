@@ -1,6 +1,7 @@
 """What a backend brings for prompts (libraries of attention, kernels of rows) is compared with the framework's before it serves."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,30 @@ def test_what_is_right_piece_by_piece_serves_though_the_whole_is_far_off(name: s
     with chaotic():
         assert found(name, WAYS[way](), notes) == ""
     assert len(notes) == 1 and "was compared piece by piece: as a whole its rms error is 0.4" in notes[0]
+
+
+@pytest.mark.parametrize(("name", "apart"), [("qwen3", False), ("qwen3", True), ("mistral", False)])
+def test_what_is_compared_with_attends_at_any_length(name: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And our own chunks, which serve elsewhere, do not; but for what nothing of the backend serves."""
+    opened, blocks, seen = list[bool](), live_attention._by_blocks, list[bool]()
+    replays: list[bool] = []
+
+    class Noting(Placing):
+        @contextmanager
+        def any_length(self) -> Iterator[None]:
+            opened.append(True)
+            yield
+            opened.pop()
+
+        def attend(self, *arguments: Any, **more: Any) -> Any:
+            replays.append(bool(opened))
+            return super().attend(*arguments, **more)
+
+    monkeypatch.setattr(live_attention, "_by_blocks", lambda *given: (seen.append(bool(opened)), blocks(*given)))
+    with chaotic() if apart else nullcontext():
+        assert found(name, Executables(device="cpu", backend=Noting())) == ""
+    assert len(seen) > 4 and all(seen) and not opened
+    assert any(replays) is apart and not all(replays)
 
 
 class Wrong(Placing):

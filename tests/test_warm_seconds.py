@@ -25,7 +25,8 @@ def test_the_warm_compile_is_another_processs(bench: Any, monkeypatch: pytest.Mo
     found = decode.warm_seconds(OPTIONS, tmp_path)
     (command,) = ran
     assert Path(command[1]).name == "new_process.py" and command[2] == "qwen3-4b"
-    assert {f"--cache={tmp_path}", "--context=8192", "--budget-s=40.0", "--dtype=float16"} <= set(command)
+    assert sorted(command[3:]) == ["--advisor=heuristic", "--budget-plans=400", "--budget-s=40.0", f"--cache={tmp_path}",
+                                   "--context=8192", "--dtype=float16", "--rounds=2"]
     if code:
         assert found["warm_s"] is None and "new_process.py qwen3-4b ended with 1" in found["warm_why"]
     else:

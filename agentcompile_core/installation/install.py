@@ -105,8 +105,7 @@ def _unlike(session: Session | ModuleSession, programs: Programs, weights: Weigh
     if not isinstance(session, Session) or backend is None or not backend.captures or executables.prefill != "live":
         return ""
     try:
-        with backend.any_length():  # the framework's operators attend block by block, over a number of keys of its own each
-            return program_check.difference_of_prompts(session, programs, weights, notes)
+        return program_check.difference_of_prompts(session, programs, weights, notes)
     except torch.OutOfMemoryError:
         notes.append("prompts: what reads them was not compared with the framework's operators, for lack of memory")
         return ""

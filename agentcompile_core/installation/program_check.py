@@ -11,6 +11,7 @@ from ..plugin.interfaces import LoadedModel
 from ..runtime.binder import bind
 from ..runtime.bound_program import BoundProgram
 from ..runtime.chunks import Chunk, ChunkInputs, rows_of
+from ..runtime.device import at_any_length
 from ..runtime.executables import Executables
 from ..runtime.holding import give_back, held, hold
 from ..runtime.live import HostPosition
@@ -155,7 +156,8 @@ def _by_pieces(session: Session, program: Program, chunk: "_Chunk", limit: float
         chunk.place()
         ours, rows = session.bound(program.graph.name), slice(chunk.start, chunk.start + tokens)
         ours.poison()
-        why = step_check.difference_of_pieces(ours, chunk.bound(), rows, lambda found, wanted: _beyond(found, wanted, limit))
+        with at_any_length(session.backend):
+            why = step_check.difference_of_pieces(ours, chunk.bound(), rows, lambda found, wanted: _beyond(found, wanted, limit))
         if not why:
             # The framework's operators may round by where a tensor lies: what is replayed is near to this, not the same bits.
             again = zip(replayed, [ours.output(0)[0, -1], *_left(session, chunk.start, tokens)], strict=True)
@@ -257,7 +259,8 @@ def _chunk(session: Session, program: Program, weights: "WeightStore") -> _Chunk
 
     def theirs() -> "torch.Tensor":
         made = bound()
-        made.run()
+        with at_any_length(session.backend):  # it attends block by block, over a number of keys of its own each
+            made.run()
         return made.output(0)[0, -1]
 
     return _Chunk(before=(lambda: session.read(prompt[:, :start])) if start else session.forget, start=start, ours=ours, theirs=theirs,

@@ -28,7 +28,8 @@ Merged = Callable[["list[tuple[Tensor, Tensor]]", Tensor], bool]
 Around = Callable[[], "AbstractContextManager[None]"]
 
 SCORES = 1 << 23  # elements of scores at a time where they lie in memory: 32 MiB in fp32
-PLAIN_SCORES = 1 << 25  # and where SDPA keeps them to itself: so many rows that a GPU is busy with each call
+PLAIN_SCORES = 1 << 25  # and where SDPA keeps them to itself: fewer, larger calls
+ALIGNED = 8  # channels of which heads are multiples that SDPA's own kernels take
 LARGE = 1024  # rows of a chunk from which on its history is cut into few lengths: libraries prepare themselves for each one
 
 
@@ -152,8 +153,8 @@ def _cached(call: AttentionCall, first: int, last: int) -> tuple[Tensor, Tensor]
 
 def _by_blocks(call: AttentionCall, start: int, out: Tensor) -> None:
     """Under a mask, some rows at a time, each over the positions that one of them sees: whatever the operator's arguments say."""
-    heads, count = call.q.shape[1:3]
-    step = max(16, (PLAIN_SCORES if _is_plain(call) else SCORES) // (heads * (start + count)))
+    count = call.q.shape[2]
+    step = _rows_at_a_time(call, start + count)
     for at in range(0, count, step):
         q = call.q[:, :, at : at + step]
         begin, end = start + at, start + at + q.shape[2]
@@ -168,3 +169,11 @@ def _by_blocks(call: AttentionCall, start: int, out: Tensor) -> None:
         else:
             found = capped(evolve(call, q=q), keys, values, mask, ahead)
         out[:, at : at + step].copy_(found.transpose(1, 2))
+
+
+def _rows_at_a_time(call: AttentionCall, live: int) -> int:
+    """So many that scores over ``live`` keys, or the mask of all rows that share K and V, are of bounded size."""
+    heads, dim, kv_heads = call.q.shape[1], call.q.shape[3], call.k_cache.shape[2]
+    keeps = _is_plain(call) and call.q.dtype is not torch.float64 and not dim % ALIGNED and not call.v_cache.shape[3] % ALIGNED
+    scores = PLAIN_SCORES // max(heads, 4 * heads // kv_heads) if keeps else SCORES // heads
+    return max(16, scores // live)

@@ -109,7 +109,7 @@ def behind_prompt(model: Any, session: "Session", input_ids: "torch.Tensor", con
 
     if why := StepModel.beyond_the_session(input_ids, config, given.get("attention_mask")):
         raise Unlike(why)
-    with refusing(model), at_any_length(session.backend):
+    with refusing(model):
         logits = _read(model, session, input_ids, idle, dict(given))
 
     def read(prompt: "torch.Tensor", count: int) -> "BoundProgram":
@@ -132,7 +132,8 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: froze
 
     length = input_ids.shape[1]
     session.ready(length, 1)
-    read = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given), return_dict=True)
+    with at_any_length(session.backend):
+        read = model(**model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given), return_dict=True)
     given = model._update_model_kwargs_for_generation(read, given, is_encoder_decoder=False)
     cache, logits = given.get(CACHE_NAME), read.logits[0, -1].clone()
     if cache is None or cache.get_seq_length() != length:
@@ -154,7 +155,8 @@ def _read(model: Any, session: "Session", input_ids: "torch.Tensor", idle: froze
         states = {source: session.states[source].clone() for source in session.graphs.states}
     kind = (_known(said), _cut(cache, length), offset != 0, written)
     if kind not in session.agreed:
-        wanted = model(**following, return_dict=True).logits[0, -1]
+        with at_any_length(session.backend):
+            wanted = model(**following, return_dict=True).logits[0, -1]
         with torch.inference_mode():
             if why := beyond(session.read_next(int(token), length), wanted, bound, "the model's own step"):
                 raise Unlike(f"a compiled step behind it computes something else: {why}")

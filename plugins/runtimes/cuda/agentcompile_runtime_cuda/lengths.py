@@ -11,23 +11,25 @@ _asked = True  # whether SDPA asked cuDNN before the first of them
 
 @contextmanager
 def any_length() -> Iterator[None]:
-    """A block in which SDPA does not ask cuDNN. torch asks it first on GPUs of compute capability 9.0 and 10.0, and it prepares itself for
-    each number of keys that a thread has not seen (docs/decisions/0059), at every token of transformers' loop.
+    """A block in which SDPA does not ask cuDNN, where it may ask anything else.
 
-    The setting is the process's. Blocks may overlap in several threads: the last one to end puts back what the first one found.
+    torch asks it first on GPUs of compute capability 9.0 and 10.0, and it prepares itself for each number of keys that a thread has not
+    seen (docs/decisions/0059), at every token of transformers' loop. The setting is the process's. Blocks may overlap in several threads:
+    the last one to end puts back what the first one found.
     """
     global _blocks, _asked
-    import torch
+    from torch.backends import cuda
 
     with _lock:
         if not _blocks:
-            _asked = torch.backends.cuda.cudnn_sdp_enabled()
+            _asked = cuda.cudnn_sdp_enabled()
         _blocks += 1
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        if any(enabled() for enabled in (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)):
+            cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
         with _lock:
             _blocks -= 1
             if not _blocks:
-                torch.backends.cuda.enable_cudnn_sdp(_asked)
+                cuda.enable_cudnn_sdp(_asked)

@@ -1,7 +1,7 @@
 """The framework's own model runs without cuDNN's attention, and what the process had set holds afterwards."""
 
 import itertools
-import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -29,24 +29,43 @@ def test_blocks_that_overlap_leave_what_the_first_found(before: bool, order: tup
         set_asked(found)
 
 
-def test_many_threads_leave_what_they_found() -> None:
-    """Switching between threads wherever there is a chance to."""
+def test_many_threads_leave_what_they_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, backend, wrong = torch.backends.cuda.cudnn_sdp_enabled, CudaBackend(), list[int]()
 
     def many(number: int) -> None:
-        for _ in range(300):
+        for _ in range(30):
             with backend.any_length():
                 if asked():
                     wrong.append(number)
 
-    before, interval = asked(), sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(many, range(8)))
-    finally:
-        sys.setswitchinterval(interval)
+    before, enable = asked(), torch.backends.cuda.enable_cudnn_sdp
+
+    def slowly(on: bool) -> None:
+        time.sleep(1e-4)  # another thread runs meanwhile
+        enable(on)
+
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", slowly)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(many, range(8)))
     assert not wrong and asked() is before
+
+
+@pytest.mark.parametrize("left", [(), ("flash",), ("mem_efficient",), ("math",)], ids=str)
+def test_where_nothing_else_may_be_asked_cudnn_is(left: tuple[str, ...]) -> None:
+    flags, cuda = ("flash", "mem_efficient", "math"), torch.backends.cuda
+    before = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in flags}
+    asked = cuda.cudnn_sdp_enabled()
+    try:
+        cuda.enable_cudnn_sdp(True)
+        for name in flags:
+            getattr(cuda, f"enable_{name}_sdp")(name in left)
+        with CudaBackend().any_length():
+            assert cuda.cudnn_sdp_enabled() is (not left)
+        assert cuda.cudnn_sdp_enabled()
+    finally:
+        cuda.enable_cudnn_sdp(asked)
+        for name, on in before.items():
+            getattr(cuda, f"enable_{name}_sdp")(on)
 
 
 def test_what_raises_inside_leaves_the_setting() -> None:
