@@ -119,9 +119,11 @@ def attend(kernel: StepSource, form: Form, shape: Shape, chunk: Chunk, options: 
 
 
 PLAIN_64, PLAIN_128 = Form(dim=64, value_dim=64), Form()
+LONGER = evolve(TWO, keys=192)  # blocks of as many keys as benchmarks/prompt_attention.py tries
 KERNELS = {f"{form.dim} and {form.value_dim}, {shape.groups} warpgroups, {dtype.value}{words}": (dtype, form, shape)
            for form, shape, dtypes, words in (
                (PLAIN_64, TWO, HALVES, ""), (PLAIN_64, THREE, HALVES, ""), (PLAIN_128, TWO, HALVES, ""),
+               (PLAIN_128, LONGER, HALVES, ", 192 keys"),
                (evolve(PLAIN_128, windowed=True), TWO, (DType.BF16,), ", windows"),
                (Form(dim=256, value_dim=256, windowed=True, capped=True), WIDE, (DType.BF16,), ", windows and a cap"),
                (evolve(PLAIN_64, windowed=True, sinks=True), THREE, (DType.BF16,), ", windows and sinks"),

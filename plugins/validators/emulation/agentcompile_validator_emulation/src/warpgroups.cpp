@@ -163,6 +163,7 @@ static void make(Products& products, Products::Product& product, unsigned warp) 
     if (!said.adds) std::fill(sums->values.begin(), sums->values.end(), 0.0f);
     if (said.columns == 64) add_products<64>(sums->values.data(), a, b);
     if (said.columns == 128) add_products<128>(sums->values.data(), a, b);
+    if (said.columns == 192) add_products<192>(sums->values.data(), a, b);
     if (said.columns == 256) add_products<256>(sums->values.data(), a, b);
   }
 }

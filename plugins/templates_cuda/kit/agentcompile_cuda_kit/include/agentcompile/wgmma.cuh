@@ -19,6 +19,9 @@ constexpr int panel_spans = 64;       // of a panel whose spans are terms
 template <class T> constexpr bool is_half = false;
 template <> constexpr bool is_half<__half> = true;
 
+// Whether one instruction makes so many columns here. The hardware knows all multiples of 8.
+template <int Columns> constexpr bool is_width = Columns == 64 || Columns == 128 || Columns == 192 || Columns == 256;
+
 // What the copy engine needs to fetch tiles of a factor by itself: a CUtensorMap of four axes. In the emulator, what module.py mirrors.
 struct alignas(64) Tiles {
   unsigned char bytes[128];
@@ -72,12 +75,12 @@ inline void arrive_in_cluster(ac::Mbarrier* barrier, unsigned rank) { ::emu::arr
 
 template <class T, int Columns, bool ByTermsA, bool ByTermsB, bool Adds = true>
 inline void multiply(float (&sums)[Columns / 2], unsigned long long a, unsigned long long b) {
-  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
+  static_assert(is_width<Columns>, "columns of one instruction");
   ::emu::warpgroup_multiply({sums, nullptr, a, b, Columns, is_half<T>, Adds, ByTermsA, ByTermsB});
 }
 template <class T, int Columns, bool ByTermsB>
 inline void multiply(float (&sums)[Columns / 2], const unsigned (&a)[4], unsigned long long b) {
-  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
+  static_assert(is_width<Columns>, "columns of one instruction");
   ::emu::warpgroup_multiply({sums, a, 0, b, Columns, is_half<T>, true, true, ByTermsB});
 }
 
@@ -143,17 +146,19 @@ __device__ __forceinline__ void arrive_in_cluster(ac::Mbarrier* barrier, unsigne
 #define WG_SUMS16(s, i) WG_SUMS4(s, i), WG_SUMS4(s, i + 4), WG_SUMS4(s, i + 8), WG_SUMS4(s, i + 12)
 #define WG_SUMS32(s, i) WG_SUMS16(s, i), WG_SUMS16(s, i + 16)
 #define WG_SUMS64(s) WG_SUMS32(s, 0), WG_SUMS32(s, 32)
-#define WG_SUMS128(s) WG_SUMS64(s), WG_SUMS32(s, 64), WG_SUMS32(s, 96)
+#define WG_SUMS96(s) WG_SUMS64(s), WG_SUMS32(s, 64)
+#define WG_SUMS128(s) WG_SUMS96(s), WG_SUMS32(s, 96)
 #define WG_NAMES32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WG_NAMES64 \
   WG_NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WG_NAMES128 \
+#define WG_NAMES96 \
   WG_NAMES64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WG_NAMES128 \
+  WG_NAMES96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 #define WG_TEXT(columns, type, names, adds, factors)                                                                                     \
@@ -172,11 +177,13 @@ __device__ __forceinline__ void arrive_in_cluster(ac::Mbarrier* barrier, unsigne
 // 4 j + 2 h + e of a lane is that of row 16 (warp % 4) + 8 h + lane / 4 and column 8 j + 2 (lane % 4) + e.
 template <class T, int Columns, bool ByTermsA, bool ByTermsB, bool Adds = true>
 __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], unsigned long long a, unsigned long long b) {
-  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
+  static_assert(is_width<Columns>, "columns of one instruction");
   if constexpr (Columns == 64) {
     WG_MULTIPLY("64", WG_NAMES32, "%32", "%33, %34, adds, 1, 1, %35, %36", WG_SUMS32(sums, 0), WG_FROM_SHARED);
   } else if constexpr (Columns == 128) {
     WG_MULTIPLY("128", WG_NAMES64, "%64", "%65, %66, adds, 1, 1, %67, %68", WG_SUMS64(sums), WG_FROM_SHARED);
+  } else if constexpr (Columns == 192) {
+    WG_MULTIPLY("192", WG_NAMES96, "%96", "%97, %98, adds, 1, 1, %99, %100", WG_SUMS96(sums), WG_FROM_SHARED);
   } else {
     WG_MULTIPLY("256", WG_NAMES128, "%128", "%129, %130, adds, 1, 1, %131, %132", WG_SUMS128(sums), WG_FROM_SHARED);
   }
@@ -186,11 +193,13 @@ __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], unsigned lo
 // 16 (warp % 4) + 8 h + lane / 4. Nobody may touch them either.
 template <class T, int Columns, bool ByTermsB>
 __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], const unsigned (&a)[4], unsigned long long b) {
-  static_assert(Columns == 64 || Columns == 128 || Columns == 256, "columns of one instruction");
+  static_assert(is_width<Columns>, "columns of one instruction");
   if constexpr (Columns == 64) {
     WG_MULTIPLY("64", WG_NAMES32, "1", "{%32, %33, %34, %35}, %36, adds, 1, 1, %37", WG_SUMS32(sums, 0), WG_FROM_REGISTERS);
   } else if constexpr (Columns == 128) {
     WG_MULTIPLY("128", WG_NAMES64, "1", "{%64, %65, %66, %67}, %68, adds, 1, 1, %69", WG_SUMS64(sums), WG_FROM_REGISTERS);
+  } else if constexpr (Columns == 192) {
+    WG_MULTIPLY("192", WG_NAMES96, "1", "{%96, %97, %98, %99}, %100, adds, 1, 1, %101", WG_SUMS96(sums), WG_FROM_REGISTERS);
   } else {
     WG_MULTIPLY("256", WG_NAMES128, "1", "{%128, %129, %130, %131}, %132, adds, 1, 1, %133", WG_SUMS128(sums), WG_FROM_REGISTERS);
   }
@@ -200,9 +209,11 @@ __device__ __forceinline__ void multiply(float (&sums)[Columns / 2], const unsig
 #undef WG_SUMS16
 #undef WG_SUMS32
 #undef WG_SUMS64
+#undef WG_SUMS96
 #undef WG_SUMS128
 #undef WG_NAMES32
 #undef WG_NAMES64
+#undef WG_NAMES96
 #undef WG_NAMES128
 #undef WG_TEXT
 #undef WG_MULTIPLY
