@@ -20,6 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from full_models import accuracy_row, add_options, check_captured, compiled_model, context_of, kept_or_passing
+from new_process import command
 
 from agentcompile_core.report import bench
 from agentcompile_core.report.accounting import accounting, step_bytes
@@ -66,12 +67,10 @@ def memory_row(model: Any, empty_bytes: int) -> dict[str, Any]:
 
 def warm_seconds(options: argparse.Namespace, store: Path) -> dict[str, Any]:
     """Seconds of the same compile from the store, in a process of its own."""
-    passed = {name: getattr(options, name) for name in ("dtype", "context", "advisor", "budget_s", "budget_plans", "rounds")}
-    command = [sys.executable, str(Path(__file__).with_name("new_process.py")), options.model, f"--cache={store}",
-               *(f"--{name.replace('_', '-')}={given}" for name, given in passed.items())]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    asked = command(options, store)
+    done = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        return {"warm_s": None, "warm_why": f"{' '.join(command[1:3])} ended with {done.returncode}"}
+        return {"warm_s": None, "warm_why": f"{' '.join(asked[1:3])} ended with {done.returncode}"}
     found = json.loads(done.stdout.splitlines()[-1])
     return {"warm_s": found["compile_s"], "warm_with_loading_s": found["load_s"] + found["compile_s"],
             "warm_first_token_s": found["to_first_token_s"], "warm_stages_s": found["stages"]}

@@ -31,3 +31,21 @@ def test_the_warm_compile_is_another_processs(bench: Any, monkeypatch: pytest.Mo
         assert found["warm_s"] is None and "new_process.py qwen3-4b ended with 1" in found["warm_why"]
     else:
         assert found == {"warm_s": 4.5, "warm_with_loading_s": 10.5, "warm_first_token_s": 17.1, "warm_stages_s": SAID["stages"]}
+
+
+@pytest.mark.parametrize("failing", [None, 1])
+def test_a_cold_process_and_warm_ones_share_a_store(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: int | None) -> None:
+    """As many processes as were asked for, the profile of the last one alone; none behind one that failed."""
+    new_process, ran = bench("new_process"), list[list[str]]()
+
+    def run(command: list[str], **_: Any) -> Any:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 3 if len(ran) - 1 == failing else 0)
+
+    monkeypatch.setattr(new_process.subprocess, "run", run)
+    monkeypatch.setattr("sys.argv", ["new_process.py", "qwen3-4b", "--budget-s=40", "--again=2", f"--profile={tmp_path}/seen"])
+    assert new_process.main() == (0 if failing is None else 3)
+    assert len(ran) == (3 if failing is None else 2)
+    stores = [next(word for word in command if word.startswith("--cache=")) for command in ran]
+    assert len(set(stores)) == 1 and all("--budget-s=40.0" in command and command[2] == "qwen3-4b" for command in ran)
+    assert [f"--profile={tmp_path}/seen" in command for command in ran] == [False, False, True][: len(ran)]
