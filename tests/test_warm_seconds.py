@@ -34,7 +34,7 @@ def test_the_warm_compile_is_another_processs(bench: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("failing", [None, 1])
-def test_a_cold_process_and_warm_ones_share_a_store(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: int | None) -> None:
+def test_cold_and_warm_processes_share_a_store(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: int | None) -> None:
     """As many processes as were asked for, the profile of the last one alone; none behind one that failed."""
     new_process, ran = bench("new_process"), list[list[str]]()
 
