@@ -248,18 +248,22 @@ def test_load_executes_nothing_of_the_bundle(tiny_bundle: Path, tmp_path: Path) 
     assert not [m for m in new if str(getattr(m, "__file__", "") or "").startswith(str(folder))]
 
 
-def test_load_neither_captures_nor_compiles(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_neither_compiles_nor_captures_what_the_store_has(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentcompile_core import pipeline
     from agentcompile_core.installation import building, install
+    from agentcompile_core.stages.capture.frontends import HuggingFaceFrontend
+
+    store = Store(tmp_path)
+    api.load(tiny_bundle, str(TINY), device="cpu", store=store)
 
     def never(*args: object, **more: object) -> None:
         raise AssertionError("a loaded bundle must not do this")
 
-    for module, name in ((pipeline, "captured"), (pipeline, "compile_graphs"), (pipeline, "built"), (building, "built"),
+    for module, name in ((HuggingFaceFrontend, "capture"), (pipeline, "compile_graphs"), (pipeline, "built"), (building, "built"),
                          (building, "build_one"), (install, "build_one")):
         monkeypatch.setattr(module, name, never)
     monkeypatch.setattr(subprocess, "Popen", never)
-    loaded = api.load(tiny_bundle, str(TINY), device="cpu")
+    loaded = api.load(tiny_bundle, str(TINY), device="cpu", store=store)
     ids = loaded.tokenizer("When an exception", return_tensors="pt").input_ids
     assert loaded.generate(ids, 3, eos_token_id=None).shape[1] == ids.shape[1] + 3
     assert loaded.compilation is None and loaded.statistics == {}

@@ -14,12 +14,13 @@ from ..errors import StageName, UsageError
 from ..garbage import set_apart
 from ..installation import install, trust
 from ..ir.bundle import Bundle
-from ..ir.graph import DType, Workload
+from ..ir.graph import DType, GraphSet, Workload
+from ..ir.graph_difference import unlike_graphs
 from ..pipeline import Compilation
 from ..plugin.catalog import Catalog
 from ..plugin.discovery import load_catalog
 from ..plugin.events import Captured, ModelLoaded, Observer, StageFinished, StageStarted, WorkloadChosen, silent
-from ..plugin.interfaces import LoadedModel
+from ..plugin.interfaces import Frontend, LoadedModel
 from ..runtime import bundle_reader
 from ..store import Store
 from ..version import __version__
@@ -117,8 +118,10 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
 @set_apart()
 def load(folder: str | Path, model: object, *, config: Config | None = None, catalog: Catalog | None = None,
          store: Store | None = None, report: Observer = silent, **options: Any) -> CompiledModel:
-    """Run a bundle with the weights of ``model`` (as for ``compile``): no capture, no tuning, nothing of it executed.
+    """Run a bundle with the weights of ``model`` (as for ``compile``): no tuning, nothing of it executed.
 
+    Its graphs must be those that are captured of the model here, which takes seconds where the store does not have them; with
+    ``trust_graphs=True`` they are compared with the model on a few inputs instead.
     Kernels that this user's cache knows run as they are. The others are built again from the installed families. What no record of the
     store says to have passed these checks, implementations included, is validated within ``budget_s`` before it runs; what cannot be,
     or does not pass, is left to the framework (docs/trust.md).
@@ -128,7 +131,6 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     Raises:
         UsageError: the bundle is damaged, or made for another model, architecture or version.
     """
-    from ..stages.capture.comparison import difference
     from ..stages.capture.dependence import training_matters
     from ..stages.capture.describe import describe
     from ..stages.capture.identity import identity
@@ -149,18 +151,41 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     bundle_reader.check_model(installed, describe(loaded, known).digest, loaded.name, known.unstable)
     if mode := training_matters(loaded):
         raise UsageError(f"{loaded.name} cannot run this bundle: {mode}")
-    bundle_reader.check_graphs(folder, difference(installed.graphs, loaded), loaded.name)
+    graphs = _graphs(folder, installed, loaded, frontend, ctx)
     _expect(loaded, installed.manifest.workload.dtype, device, ctx)
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
         programs, kernels = bundle_reader.on_framework(installed), {}
     foreign = trust.Foreign(target=installed.manifest.target, judge=pipeline.judge_of(installed.selections))
-    runnable = install.Runnable(graphs=installed.graphs, programs=programs, kernels=kernels,
+    runnable = install.Runnable(graphs=graphs, programs=programs, kernels=kernels,
                                 provisional=installed.manifest.provisional, foreign=foreign)
     session, notes, _ = _installed(loaded, runnable, device, run_on, ctx)
     reasons = (reason,) if reason and run_on == "auto" else ()
-    return CompiledModel(Parts(loaded=loaded, graphs=installed.graphs, session=session, context=ctx,
+    return CompiledModel(Parts(loaded=loaded, graphs=graphs, session=session, context=ctx,
                                notes=(*unused, *loaded.notes, *reasons, *notes)))
+
+
+def _graphs(folder: str | Path, installed: bundle_reader.Installed, loaded: LoadedModel, frontend: Frontend, ctx: Context) -> GraphSet:
+    """The graphs of a bundle, with the facts of the model given.
+
+    They are those that are captured of it here, or that the store holds of it, or are only compared with it, as ``trust_graphs`` says.
+
+    Raises:
+        UsageError: they are others, or compute something else.
+    """
+    from ..stages.capture.comparison import difference
+    from ..stages.capture.describe import describe, of_graphs
+
+    given = installed.graphs
+    if not given.graphs or ctx.config.trust_graphs:
+        bundle_reader.check_graphs(folder, difference(given, loaded), loaded.name)
+        return of_graphs(given, describe(loaded))
+    ctx.emit(StageStarted(stage="capture"))
+    found, seconds = _timed(lambda: pipeline.captured(loaded, frontend, given.workload, evolve(ctx, backend=None), _versions()))
+    ctx.emit(Captured(graphs=len(found.graphs), nodes=sum(len(g.nodes) for g in found.graphs), eager_reason=found.eager_reason,
+                      seconds=seconds))
+    bundle_reader.check_captured(folder, unlike_graphs(given, found), found.eager_reason, loaded.name)
+    return found
 
 
 def _expect(loaded: LoadedModel, dtype: DType, device: str, ctx: Context) -> None:

@@ -10,7 +10,7 @@ from ..configuration import Config
 from ..errors import UsageError
 from ..plugin.discovery import load_catalog
 
-FLAGS = ("advisor", "validators", "target", "device", "budget_s", "budget_plans", "rounds", "trust_kernels", "sanitize")
+FLAGS = ("advisor", "validators", "target", "device", "budget_s", "budget_plans", "rounds", "trust_graphs", "trust_kernels", "sanitize")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 

@@ -114,10 +114,16 @@ def _generate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="new tokens at most (default: 128)")
     sub.add_argument("--run-on", default="auto", metavar="WHERE",
                      help="where steps run: auto, framework, or a backend by name (default: auto)")
-    sub.add_argument("--trust-kernels", action="store_true", default=None,
-                     help="run kernels of the bundle that no installed family makes, as they are (default: the framework in their place)")
+    _trust(sub)
     _sampling(sub.add_argument_group("choosing tokens", "by default as the model's generation_config says, which is mostly greedy"))
     _model_arguments(sub)
+
+
+def _trust(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--trust-kernels", action="store_true", default=None,
+                     help="run kernels of the bundle that no installed family makes, as they are (default: the framework in their place)")
+    sub.add_argument("--trust-graphs", action="store_true", default=None,
+                     help="run graphs of the bundle that are not what is captured of the model here (default: it is refused)")
 
 
 def _sampling(group: argparse._ArgumentGroup) -> None:
@@ -149,8 +155,7 @@ def _trace(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--repetitions", type=int, default=15, metavar="N", help="steps whose medians are shown (default: 15)")
     sub.add_argument("--svg", metavar="FILE", help="draw the time line into this file")
     sub.set_defaults(run_on="auto")
-    sub.add_argument("--trust-kernels", action="store_true", default=None,
-                     help="run kernels of the bundle that no installed family makes, as they are (default: the framework in their place)")
+    _trust(sub)
     _model_arguments(sub)
 
 

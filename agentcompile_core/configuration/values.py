@@ -81,6 +81,7 @@ class Config:
     rounds: int = _of(2, "rounds of advice and evaluation", positive=True)
     margin: float = _of(0.01, "share of its time by which a candidate must beat its baseline beyond the noise; below 0: may lose", least=-1)
     seed: int = _of(0, "seed of the inputs that candidates are checked with")
+    trust_graphs: bool = _of(False, "run graphs of bundles that are not what is captured here, compared with the model on a few inputs")
     trust_kernels: bool = _of(False, "run kernels of bundles that nobody here built, as they are")
     cache: CacheLimits = Factory(CacheLimits)
     plugins: Sections = field(default=(), converter=sections)

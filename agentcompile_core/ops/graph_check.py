@@ -20,6 +20,7 @@ from .schema import argument, parameters, verify_canonical
 
 MAX_VALUE_BYTES = 1 << 37  # of one tensor: 128 GiB, the memory of one GPU
 _KEPT = (ValueKind.WEIGHT, ValueKind.CONSTANT)
+_SOURCED = (*_KEPT, ValueKind.STATE)
 
 
 def check_graphs(graphs: GraphSet) -> GraphSet:
@@ -32,7 +33,11 @@ def check_graphs(graphs: GraphSet) -> GraphSet:
     for graph in graphs.graphs:
         for value in graph.values:
             _check_spec(graph, value.name, value.spec)
+            if value.kind in _SOURCED and value.source != value.name:
+                raise VerificationError(f"graph {graph.name}: {value.name} is read from {value.source!r}; what a graph reads of its model "
+                                        "or session is called as it is there")
     verify_canonical(graphs)
+    _check_cache(graphs)
     known: dict[Any, tuple[_Made, ...]] = {}
     for graph in graphs.graphs:
         _check_nodes(graph, known)
@@ -46,6 +51,22 @@ def _check_spec(graph: Graph, name: str, spec: TensorSpec) -> None:
     if max(spec.nbytes, strided * spec.dtype.bytes) > MAX_VALUE_BYTES:
         raise UsageError(f"graph {graph.name}: {name} has the shape {list(spec.shape)}, {spec.nbytes:.3g} bytes; "
                          f"at most {MAX_VALUE_BYTES} are run")
+
+
+def _check_cache(graphs: GraphSet) -> None:
+    """What is said of the cache is what graphs read and write of it, layer by layer."""
+    caches = {v.source: v.spec.shape for graph in graphs.graphs for v in graph.values
+              if v.kind is ValueKind.STATE and v.source.startswith("kv.")}
+    kv = graphs.kv
+    if kv is None or (kv.layers != len({source.rpartition(".")[2] for source in caches})):
+        if caches:
+            raise VerificationError(f"{len(caches)} caches are read, of {kv.layers if kv else 'no'} layers as the graphs say themselves")
+        return
+    for part, shapes in (("key", kv.key_shapes), ("value", kv.value_shapes)):
+        for layer, shape in enumerate(shapes):
+            if caches.get(f"kv.{part}.{layer}", shape) != shape:
+                raise VerificationError(f"kv.{part}.{layer} is read as {list(caches[f'kv.{part}.{layer}'])}, and is {list(shape)} "
+                                        "as the graphs say themselves")
 
 
 def _check_nodes(graph: Graph, known: dict[Any, "tuple[_Made, ...]"]) -> None:

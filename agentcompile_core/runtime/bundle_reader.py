@@ -211,6 +211,17 @@ def check_graphs(folder: str | Path, difference: str, name: str) -> None:
         raise UsageError(f"the graphs of the bundle {folder} compute something else than {name}: {difference}; compile {name} again")
 
 
+def check_captured(folder: str | Path, unlike: str, eager_reason: str, name: str) -> None:
+    """Refuse a bundle whose graphs are not those that are captured here (``unlike``: how; ``eager_reason``: why there are none).
+
+    Raises:
+        UsageError: they are not.
+    """
+    if unlike:
+        raise UsageError(f"the graphs of the bundle {folder} are not what is captured of {name} here: {eager_reason or unlike}; compile "
+                         f"{name} again, or trust who made them (--trust-graphs: they are compared with it on a few tokens alone)")
+
+
 def runnable(installed: Installed, live: Target | None) -> str:
     """Why the bundle's kernels cannot run on this machine's device (empty: they can).
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ...garbage import uncollected
 from ...ir.frequencies import unlike
-from ...ir.graph import STATE_PREFIX, Graph, GraphKind, GraphSet
+from ...ir.graph import STATE_PREFIX, Graph, GraphKind, GraphSet, ValueKind
 from ...ir.weight_source import transposed
 from ...ops.agreement import disagreement, is_by_rounding
 from ...ops.dtypes import zeros
@@ -67,9 +67,24 @@ def difference(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed | None = No
     apart = as_captured() if graphs.kv is not None else nullcontext()
     with ALONE, apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
-            return _turned_otherwise(graphs, loaded.module) or _compared(graphs, loaded, agreed or Agreed())
+            why = _misfit(graphs, loaded.module) or _turned_otherwise(graphs, loaded.module)
+            return why or _compared(graphs, loaded, agreed or Agreed())
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
             return f"they could not be compared ({type(exc).__name__}: {' '.join(str(exc).split())[:200]})"
+
+
+def _misfit(graphs: GraphSet, module: nn.Module) -> str:
+    """What graphs read of the module and it has not, or in another shape; empty: nothing."""
+    tensors = weights_of(module)
+    for graph in graphs.graphs:
+        for value in graph.values:
+            if value.kind not in (ValueKind.WEIGHT, ValueKind.CONSTANT):
+                continue
+            found = tensors.get(value.source)
+            if found is None or tuple(found.shape) != value.spec.shape:
+                shape = "nothing" if found is None else list(found.shape)
+                return f"graph {graph.name} reads {value.source} as {list(value.spec.shape)}, which is {shape} in the model"
+    return ""
 
 
 def _turned_otherwise(graphs: GraphSet, module: nn.Module) -> str:
