@@ -41,11 +41,13 @@ def honest(tiny_bundle: Path) -> Document:
 
 
 def tampered(folder: Path, graphs: Document) -> Path:
-    """The bundle with these graphs, and its manifest made to agree."""
-    text = json.dumps(graphs)
-    (folder / "graphs.json").write_text(text)
+    """The bundle with these graphs, all of whose nodes the framework runs, and its manifest made to agree."""
+    programs = [{"graph": g["name"], "segments": [{"nodes": [n["name"] for n in g["nodes"]]}], "sources": []} for g in graphs["graphs"]]
+    texts = {"graphs.json": json.dumps(graphs), "programs.json": json.dumps(programs)}
     manifest = json.loads((folder / "manifest.json").read_text()) | {name: graphs[name] for name in ("model", "workload")}
-    next(e for e in manifest["files"] if e["path"] == "graphs.json")["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        next(e for e in manifest["files"] if e["path"] == name)["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
