@@ -3,8 +3,14 @@
 import builtins
 import dis
 import hashlib
+import importlib
+import inspect
+import os
+import pkgutil
+import runpy
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol
 
@@ -25,9 +31,19 @@ class Walk(Protocol):
     def give_up(self, why: str) -> str:
         """Note that something has no stable digest."""
 
+    def in_passing(self) -> AbstractContextManager[None]:
+        """A block in which what has no stable digest may be left out."""
+
 
 # What reads the world outside of the objects that a function names, so that its effect has no digest.
-_OUTSIDE = frozenset({"eval", "exec", "globals", "__import__", "import_module", "open", "environ", "getenv"})
+_OUTSIDE = frozenset({"eval", "exec", "globals", "locals", "__import__", "import_module", "open", "environ", "getenv", "__globals__",
+                      "f_globals", "f_locals", "_getframe", "currentframe", "resolve_name", "run_path", "run_module"})
+# The same under any name that code gives them; of modules that code finds there by text, nobody knows which they are.
+_REACHING = {id(value): name for value, name in (
+    (eval, "eval"), (exec, "exec"), (globals, "globals"), (locals, "locals"), (__import__, "__import__"), (open, "open"),
+    (importlib.import_module, "import_module"), (os.environ, "environ"), (os.getenv, "getenv"), (sys.modules, "sys.modules"),
+    (sys._getframe, "_getframe"), (inspect.currentframe, "currentframe"), (inspect.stack, "inspect.stack"),
+    (pkgutil.resolve_name, "resolve_name"), (runpy.run_path, "run_path"), (runpy.run_module, "run_module"))}
 _CHANGING = frozenset({"random", "time", "secrets", "uuid", "datetime"})
 
 
@@ -75,12 +91,17 @@ def imports_of(code: CodeType) -> Iterator[tuple[str, int]]:
             yield str(instruction.argval), levels[0] if levels else 0
 
 
+def reaching(value: Any) -> str:
+    """What ``value`` is called where it reads the world outside of the objects that a function names; empty where it does not."""
+    return _REACHING.get(id(value), "")
+
+
 class Calls:
     """Digests functions, and modules as far as functions name their contents."""
 
     def __init__(self, digests: Walk) -> None:
         self._digests = digests
-        self._seen: dict[tuple[int, frozenset[str]], str] = {}
+        self.seen: dict[tuple[int, frozenset[str]], str] = {}
 
     def function(self, function: FunctionType) -> str:
         """A function of a library by its place and closure, another one by what it executes."""
@@ -132,23 +153,30 @@ class Calls:
                 yield f"builtin {name}"
 
     def module(self, module: ModuleType, names: Iterable[str]) -> str:
-        """A module: what ``names`` mean in it; all of it where attributes are looked up by computed names."""
+        """A module: what ``names`` mean in it, and, of one that is no library's, in passing all else: there are many ways to look an
+        attribute up (``vars``, ``operator.attrgetter``, a format, a pattern), here or in what it is handed to."""
         wanted = frozenset(names)
         library = libraries.is_library_module(module.__name__)
         if library and module.__name__ in _CHANGING:
             return self._digests.give_up(f"its code uses {module.__name__}")
+        if module is sys and "modules" in wanted:
+            return self._digests.give_up("its code uses sys.modules")
         key = (id(module), wanted)
-        if key in self._seen:
-            return self._seen[key]
-        self._seen[key] = "cycle"
+        if key in self.seen:
+            return self.seen[key]
+        self.seen[key] = "cycle"
         if library:
             self._digests.libraries.add(module.__name__)
             chosen = wanted
         else:
             chosen = wanted if wanted and "getattr" not in wanted else frozenset(n for n in vars(module) if not n.startswith("__"))
         parts = [text for name in sorted(chosen & vars(module).keys()) for text in (name, self._member(module, name, wanted, library))]
-        self._seen[key] = join("module", module.__name__ if library else "", *parts)
-        return self._seen[key]
+        if not library:
+            with self._digests.in_passing():
+                others = sorted(n for n in vars(module) if n not in chosen and not n.startswith("__"))
+                parts += [text for name in others for text in (name, self._member(module, name, frozenset(), library))]
+        self.seen[key] = join("module", module.__name__ if library else "", *parts)
+        return self.seen[key]
 
     def _member(self, module: ModuleType, name: str, wanted: frozenset[str], library: bool) -> str:
         value = vars(module)[name]

@@ -16,7 +16,8 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from . import libraries
-from .code_digest import Calls, code_parts, join
+from .code_digest import Calls, code_parts, join, reaching
 
 MAX_OBJECTS = 200_000
 MAX_TENSOR_BYTES = 64 << 20
@@ -37,6 +38,9 @@ _SKIPPED = frozenset({
 _BY_TEXT = (torch.dtype, torch.layout, torch.memory_format, range, slice, pathlib.PurePath)
 ITERATOR = "it holds an iterator, whose place has no stable form"
 _HEAP_TYPE = 1 << 9
+_CODE = (FunctionType, MethodType, type, functools.partial)
+_WITHOUT_STATE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+                  types.ClassMethodDescriptorType)
 
 
 class Digests:
@@ -58,6 +62,8 @@ class Digests:
         cls = type(value)
         if cls in libraries.PLAIN:
             return f"{cls.__name__}={value.hex() if cls is float else value!r}"
+        if name := reaching(value):
+            return self.give_up(f"its code uses {name}")
         key = id(value)
         if key in self._memo:
             return self._memo[key][1]
@@ -81,6 +87,17 @@ class Digests:
             self.unstable.append(why)
         return f"unstable={why}"
 
+    @contextmanager
+    def in_passing(self) -> Iterator[None]:
+        """A block in which what has no stable form is left out: it counts where it is met again."""
+        known, seen, stable = dict(self._memo), dict(self._calls.seen), len(self.unstable)
+        try:
+            yield
+        finally:
+            if len(self.unstable) > stable:
+                del self.unstable[stable:]
+                self._memo, self._calls.seen = known, seen
+
     def changes(self) -> str:
         """Digest of what was replaced at run time in the modules of libraries that the walk came across."""
         done: dict[str, str] = {}
@@ -101,6 +118,9 @@ class Digests:
         kinds = (FunctionType, MethodType, type, nn.Module, functools.partial, *libraries.PLAIN)
         if isinstance(value, kinds) or not libraries.is_library_module(type(value).__module__):
             return self.of(value)
+        if isinstance(value, (dict, MappingProxyType, list, tuple, set, frozenset)):  # caches come and go, what a user put there counts
+            items = (*value.keys(), *value.values()) if isinstance(value, (dict, MappingProxyType)) else value
+            return join("holding", *sorted(self.of(item) for item in items if isinstance(item, _CODE) and libraries.is_foreign(item)))
         return libraries.builtin_name(value) or f"library={type(value).__qualname__}"
 
     def _form(self, value: Any) -> str:
@@ -128,7 +148,8 @@ class Digests:
             (_BY_TEXT, lambda v: join(type(v).__name__, str(v))),
             (re.Pattern, lambda v: join("pattern", repr(v.pattern), str(v.flags))),
             ((dict, MappingProxyType), self._mapping),
-            ((list, tuple, collections.deque), lambda v: join("items", self._type(v), *map(self.of, v), *self._state(v))),
+            (collections.deque, lambda v: join("deque", self._type(v), str(v.maxlen), *map(self.of, v), *self._state(v))),
+            ((list, tuple), lambda v: join("items", self._type(v), *map(self.of, v), *self._state(v))),
             ((set, frozenset), lambda v: join("set", self._type(v), *sorted(map(self.of, v)))),
             ((int, float, complex, str, bytes, bytearray), lambda v: join("value", self._type(v), _base_text(v), *self._state(v))),
             ((numpy.ndarray, numpy.generic), lambda v: join("array", str(v.dtype), str(v.shape), v.tobytes().hex())),
@@ -158,6 +179,7 @@ class Digests:
         name = f"{cls.__module__}.{cls.__qualname__}" if library else cls.__qualname__.rpartition("<locals>.")[2]
         parts = [text for n, v in items for text in (n, self._attribute(v, library))]
         bases = [self.klass(base) for base in cls.__mro__[1:] if base is not object]
+        bases += [self.klass(type(cls))] if type(cls) is not type and type(cls) is not cls else []
         found = join("class", name, *parts, "bases", *bases)
         self._memo[id(cls)] = (cls, found)
         return found
@@ -185,7 +207,8 @@ class Digests:
 
     def _mapping(self, value: Any) -> str:
         items = (text for k, v in value.items() for text in (self.of(k), self.of(v)))
-        return join("mapping", self._type(value), *items, *self._state(value))
+        makes = self.of(value.default_factory) if isinstance(value, collections.defaultdict) else ""
+        return join("mapping", self._type(value), makes, *items, *self._state(value))
 
     def _state(self, value: Any) -> list[str]:
         """The attributes of an object, by name."""
@@ -193,6 +216,7 @@ class Digests:
         for cls in type(value).__mro__:
             slots = vars(cls).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
+                name = f"_{cls.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
                 if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                     found[name] = getattr(value, name)
         return [text for name in sorted(found, key=str) for text in (str(name), self.of(found[name]))]
@@ -201,9 +225,18 @@ class Digests:
         name = libraries.builtin_name(value)
         if not name or "<" in name:
             return self.give_up(f"it calls {getattr(value, '__name__', type(value).__name__)}, whose code is not Python")
+        if not isinstance(value, _WITHOUT_STATE):  # an object of C that is called: what it was made of
+            return join("called", name, *self._made_of(value))
         owner = getattr(value, "__self__", None)
         bound = owner is not None and not isinstance(owner, (ModuleType, type))
         return join("builtin", name, self.of(owner) if bound else "")
+
+    def _made_of(self, value: Any) -> list[str]:
+        try:
+            made = value.__reduce_ex__(2)
+        except Exception:  # whatever an extension raises
+            return [self.give_up(f"it calls a {type(value).__qualname__}, whose state is not Python's")]
+        return [made] if isinstance(made, str) else [self.of(part) for part in made[1:3]]
 
     def _object(self, value: Any) -> str:
         cls = type(value)
