@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
-from ..errors import AgentCompileError, UsageError, one_line
+from ..errors import AgentCompileError, UsageError, one_line, visible
 from .parser import parser as _parser
 
 
@@ -53,5 +53,5 @@ def _defect(options: argparse.Namespace, exc: Exception) -> int:
 def _refuse(options: argparse.Namespace, message: str, code: int) -> int:
     if options.json:
         print(json.dumps({"error": message, "exit_code": code}), file=options.stdout)
-    print(f"agentcompile: {message}", file=sys.stderr)
+    print(visible(f"agentcompile: {message}"), file=sys.stderr)
     return code

@@ -11,7 +11,7 @@ from typing import Any
 from .. import report
 from ..api import arguments
 from ..configuration import Config
-from ..errors import UsageError
+from ..errors import UsageError, visible
 from ..ir import serial
 from ..plugin import failures, settings
 from ..plugin.discovery import load_catalog
@@ -44,7 +44,7 @@ def _print(options: argparse.Namespace, document: dict[str, Any], text: str) -> 
     if options.json:
         print(json.dumps(document, indent=1, sort_keys=True), file=options.stdout)
     else:
-        print(text)
+        print(visible(text))  # names and messages may be somebody else's: of a bundle, a service, a plugin
 
 
 def compile_command(options: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ def compile_command(options: argparse.Namespace) -> int:
     if options.out:
         document["bundle"] = str(compiled.save(options.out))
     for note in compiled.loaded.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(visible(f"note: {note}"), file=sys.stderr)
     _print(options, document, report.compilation_text(compiled, options.out))
     return 0
 
@@ -72,7 +72,7 @@ def generate_command(options: argparse.Namespace) -> int:
     if compiled.tokenizer is None:
         raise UsageError(f"{compiled.loaded.name} has no tokenizer, so it cannot read text; use the Python API with token ids")
     for note in compiled.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(visible(f"note: {note}"), file=sys.stderr)
     ids = compiled.tokenizer(prompt, return_tensors="pt").input_ids
     known, streamer = compiled.notes, None
     if not options.json:
@@ -84,7 +84,7 @@ def generate_command(options: argparse.Namespace) -> int:
         out = compiled.generate(ids, options.max_new_tokens, attention_mask=ids.new_ones(ids.shape), streamer=streamer,
                                 seed=options.seed, **_ending(compiled), **choosing)
     for note in compiled.notes[len(known):]:
-        print(f"note: {note}", file=sys.stderr)
+        print(visible(f"note: {note}"), file=sys.stderr)
     if options.json:
         text = compiled.tokenizer.decode(out[0], skip_special_tokens=True)
         print(json.dumps({"text": text, "prompt_tokens": ids.shape[1], "new_tokens": out.shape[1] - ids.shape[1],
@@ -220,7 +220,7 @@ def config_command(options: argparse.Namespace) -> int:
     catalog = load_catalog(strict=False)
     effective, notes = arguments.resolved({}, catalog)
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(visible(f"note: {note}"), file=sys.stderr)
     if options.path:
         _print(options, {"files": report.files_document(effective)}, report.files_text(effective))
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import UsageError
+from ..errors import UsageError, visible
 from ..plugin.events import (
     AdviceGiven,
     CandidateFinished,
@@ -119,7 +119,7 @@ class Progress:
     def _say(self, text: str, transient: bool = False) -> None:
         if self._quiet or (transient and not self._live):
             return
-        head = f"[{self._clock() - self._began:6.1f} s] {text}"
+        head = visible(f"[{self._clock() - self._began:6.1f} s] {text}")
         self._stream.write(("\r\033[K" if self._live else "") + (head[:COLUMNS] if transient else head + "\n"))
         self._stream.flush()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from ..errors import Failure
+from ..errors import Failure, one_line
 from ..ir.bundle import Manifest
 from ..ir.graph import GraphKind, GraphSet
 from ..ir.record import TuningRecord
@@ -48,7 +48,7 @@ def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]
 
 def failures_text(found: Iterable[Failure]) -> str:
     """One failure a line, with how often it was seen."""
-    return "\n".join(f"  {failure}" for failure in found) or "  none"
+    return "\n".join(f"  {one_line(str(failure))}" for failure in found) or "  none"
 
 
 def states_text(graphs: GraphSet) -> str:
@@ -71,10 +71,10 @@ def explain_text(
     manifest: Manifest, selections: Iterable[Selection], records: Iterable[TuningRecord], found: Evidence, graphs: GraphSet | None = None
 ) -> str:
     """Why each step got what it got, and what it was compared with."""
-    parts = [f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), "
-             f"{manifest.workload.dtype.value}, context {manifest.workload.max_context}"]
+    parts = [one_line(f"{manifest.model.name} ({manifest.model.model_type}) for {manifest.target.name} ({manifest.target.arch}), "
+                      f"{manifest.workload.dtype.value}, context {manifest.workload.max_context}")]
     if manifest.eager_reason:
-        parts.append(f"everything runs on the framework: {manifest.eager_reason}")
+        parts.append(one_line(f"everything runs on the framework: {manifest.eager_reason}"))
     if manifest.provisional:
         parts.append("validated without their hardware, not measured: these kernels are provisional and are not launched on it before they "
                      "are measured there")
@@ -97,7 +97,7 @@ def selection_text(selection: Selection) -> str:
     else:
         head = ("step", "implementation", "origin", "us", "of floor", "framework us", "why", "schedule")
         lines.append(table([_measured_row(s) for s in selection.steps], head))
-    lines += [f"  framework: {what}: {why}" for what, why in selection.fallback_reasons]
+    lines += ["  " + one_line(f"framework: {what}: {why}") for what, why in selection.fallback_reasons]
     return "\n".join(lines)
 
 

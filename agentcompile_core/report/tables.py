@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
     """Columns padded to their widest cell; numbers to the right."""
-    cells = [[str(c) for c in row] for row in rows]
+    cells = [[" ".join(str(c).splitlines()) for c in row] for row in rows]
     widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(head)]
     right = [bool(rows) and all(isinstance(r[i], int | float) for r in rows) for i in range(len(head))]
 
