@@ -12,7 +12,7 @@ from attrs import evolve
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.errors import Reject, UsageError
-from agentcompile_core.installation import install
+from agentcompile_core.installation import install, runtimes
 from agentcompile_core.ir.graph import DType, KVSpec, LayerHeads
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
@@ -70,7 +70,7 @@ def context(*backends: Backend, **options: Any) -> Context:
 def chosen(ctx: Context, device: str = "npu") -> tuple[str, list[str]]:
     notes: list[str] = []
     executables = Executables(device=device, backend=install.capturing(device, ctx))
-    return install._decode_runtime(ctx, executables, notes).name, notes
+    return runtimes.decode_runtime(ctx, executables, notes).name, notes
 
 
 def test_what_captures_is_taken_where_a_backend_captures() -> None:
@@ -84,7 +84,7 @@ def test_a_cache_of_other_shapes_than_the_models_is_never_used(others: tuple[Lay
     catalog = load_catalog(only=(), strict=False, extra=[("outside", Offers(runtimes=(Narrow(),)))])
     ctx, notes = Context(catalog=catalog, target=FAKE, config=Config(), store=Store(None)), list[str]()
     spec = KVSpec(layers=2, kv_heads=2, head_dim=8, capacity=5, dtype=DType.F32, others=others)
-    state = install._kv_state(spec, Executables(device="cpu"), ctx, notes)
+    state = runtimes.kv_state(spec, Executables(device="cpu"), ctx, notes)
     assert [tuple(t.shape) for t in (*state.keys, *state.values)] == [*spec.key_shapes, *spec.value_shapes]
     assert [note for note in notes if "narrow allocates other K and V" in note] == (notes if others else [])
     assert [failure.plugin for failure in ctx.failures] == (["narrow"] if others else [])
@@ -103,7 +103,7 @@ def test_a_cache_of_another_type_or_layout_is_never_used(made: Callable[[Any], t
     catalog = load_catalog(only=(), strict=False, extra=[("outside", Offers(runtimes=(Other(),)))])
     ctx, notes = Context(catalog=catalog, target=FAKE, config=Config(), store=Store(None)), list[str]()
     spec = KVSpec(layers=1, kv_heads=2, head_dim=8, capacity=5, dtype=DType.F32)
-    state = install._kv_state(spec, Executables(device="cpu"), ctx, notes)
+    state = runtimes.kv_state(spec, Executables(device="cpu"), ctx, notes)
     assert isinstance(state, PlainKVState) and [failure.plugin for failure in ctx.failures] == ["other"] and "in 1 tensors" in notes[-1]
 
 

@@ -290,7 +290,7 @@ def test_installing_asks_the_backend_and_an_old_plugin_is_served_as_before(
         model: Any, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentcompile_runtime_flashkv import FlashKVRuntime
 
-    from agentcompile_core.installation.install import _kv_state
+    from agentcompile_core.installation.runtimes import kv_state
 
     class Reserving(ReplayingBackend):
         answers: Any = None
@@ -308,12 +308,12 @@ def test_installing_asks_the_backend_and_an_old_plugin_is_served_as_before(
     monkeypatch.setattr("agentcompile_runtime_flashkv.SMALL_BYTES", 0)
     monkeypatch.setattr("agentcompile_runtime_flashkv.SMALL_RANGE_BYTES", 0)
     runtime: Any = FlashKVRuntime()
-    monkeypatch.setattr("agentcompile_core.installation.install._kv_runtime", lambda ctx, notes: runtime)
+    monkeypatch.setattr("agentcompile_core.installation.runtimes._kv_runtime", lambda ctx, notes: runtime)
     backend, notes, ctx = Reserving(), list[str](), Chosen()
     assert graphs.kv is not None
 
     def state() -> Any:
-        return _kv_state(graphs.kv, Executables(device="cpu", backend=backend), ctx, notes)  # type: ignore[arg-type]
+        return kv_state(graphs.kv, Executables(device="cpu", backend=backend), ctx, notes)  # type: ignore[arg-type]
 
     assert isinstance(state(), GrowingKVCacheManager) and state().held_bytes <= graphs.kv.nbytes and notes == []
     backend.answers = Reject("there is no room")

@@ -19,7 +19,7 @@ from torch import Tensor
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
 from agentcompile_core.errors import Cause, StageName
-from agentcompile_core.installation import install
+from agentcompile_core.installation import install, runtimes
 from agentcompile_core.installation.program_check import difference_of_prompts
 from agentcompile_core.ops import live_attention
 from agentcompile_core.plugin_api import Heads, Scoring
@@ -137,8 +137,8 @@ def no_memory(heads: Sequence[Heads]) -> bool:
 def test_a_model_whose_backend_reads_prompts_wrongly_reads_them_by_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     model, graphs = captured("qwen3")
     programs = {g.name: framework_program(g) for g in graphs.graphs}
-    monkeypatch.setattr(install, "_kv_runtime", lambda ctx, notes: PlainKVCache())
-    monkeypatch.setattr(install, "_decode_runtime", lambda ctx, executables, notes: PythonLoop())
+    monkeypatch.setattr(runtimes, "_kv_runtime", lambda ctx, notes: PlainKVCache())
+    monkeypatch.setattr(runtimes, "decode_runtime", lambda ctx, executables, notes: PythonLoop())
     failures: list[Any] = []
     ctx: Context = SimpleNamespace(fail=failures.append, emit=lambda event: None, config=Config())  # type: ignore[assignment]
 

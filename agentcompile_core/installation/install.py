@@ -1,35 +1,29 @@
 """Installing: programs get a device, a backend, kernels, callables and runtimes, and become a session. The only step with effects."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal, TypeVar
 
 from attrs import evolve, field, frozen
 
 from ..context import Context
-from ..errors import Cause, ContractError, Failure, Reject, StageName, UsageError, last_frames
+from ..errors import Cause, ContractError, Failure, StageName, UsageError, last_frames
 from ..ir.candidate import Kernel
-from ..ir.graph import GraphSet, KVSpec
+from ..ir.graph import GraphSet
 from ..ir.region import Match
-from ..ops.dtypes import torch_dtype, zeros
-from ..plugin.interfaces import Backend, DecodeRuntime, KVCacheRuntime, LoadedModel
-from ..plugin.reserving import Reserved
-from ..plugin.running import KVState
-from ..runtime.built_in import CORES_OWN, PlainKVCache
+from ..ops.dtypes import zeros
+from ..plugin.interfaces import Backend, LoadedModel
 from ..runtime.device import release_cache
 from ..runtime.executables import BoundCall, Executables, bind_call, call_key
 from ..runtime.framework_session import EagerModule, EagerSession
 from ..runtime.make_program import without_steps
 from ..runtime.module_session import ModuleSession
-from ..runtime.moving import ALIGNMENT_BYTES
 from ..runtime.program import Program, Segment, framework_program
 from ..runtime.session import Session
 from ..runtime.weights import WeightStore
-from . import program_check, trust
+from . import program_check, runtimes, trust
 from .building import build_one
 
-R = TypeVar("R", KVCacheRuntime, DecodeRuntime)
 AnySession = Session | EagerSession | ModuleSession | EagerModule
 Programs = dict[str, Program]
 
@@ -119,10 +113,10 @@ def _session(graphs: GraphSet, programs: Programs, weights: WeightStore, executa
              notes: list[str]) -> Session | ModuleSession:
     if graphs.kv is None:
         return ModuleSession(graphs, programs["forward"], weights, executables)
-    kv_state = _kv_state(graphs.kv, executables, ctx, notes)
-    session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=_decode_runtime(ctx, executables, notes),
+    kv_state = runtimes.kv_state(graphs.kv, executables, ctx, notes)
+    session = Session(graphs, programs, weights, executables, kv_state=kv_state, decode=runtimes.decode_runtime(ctx, executables, notes),
                       steps_per_graph=ctx.config.steps_per_graph)
-    session.rows.another_kv = partial(_kv_state, graphs.kv, executables, ctx, [])
+    session.rows.another_kv = partial(runtimes.kv_state, graphs.kv, executables, ctx, [])
     if executables.prefill != "live":
         notes.append(f"prompts: chunks attend over all {graphs.kv.capacity} rows of the cache under a mask, as prefill = "
                      f"{executables.prefill!r} asks")
@@ -251,55 +245,6 @@ def _built_by(backend: Backend, what: Runnable, ctx: Context) -> dict[str, Kerne
     return {digest: kernel for digest, kernel in built.items() if kernel is not None}
 
 
-def _kv_state(kv: KVSpec, executables: Executables, ctx: Context, notes: list[str]) -> KVState:
-    """The cache of one session; the core's own where a runtime allocates another one than was asked for: kernels do not look."""
-    runtime = _kv_runtime(ctx, notes)
-    state = _allocated(runtime, kv, executables, ctx, notes)
-    kept, shapes, dtype = (*state.keys, *state.values), (*kv.key_shapes, *kv.value_shapes), torch_dtype(kv.dtype)
-    fits = [tuple(t.shape) == shape and t.dtype is dtype and t.is_contiguous() and t.data_ptr() % ALIGNMENT_BYTES == 0
-            for t, shape in zip(kept, shapes, strict=False)]
-    if len(kept) == len(shapes) and all(fits):
-        return state
-    wrong = f"{fits.count(False)} tensors" if len(kept) == len(shapes) else f"{len(kept)} tensors instead of {len(shapes)}"
-    why = f"allocates other K and V than the model caches, or elsewhere than at multiples of {ALIGNMENT_BYTES} bytes, in {wrong}"
-    ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.CONTRACT, plugin=runtime.name, subject="KV cache", message=why))
-    notes.append(f"KV cache: the core's own, since {runtime.name} {why}")
-    return PlainKVCache().allocate(kv, executables.device)
-
-
-def _allocated(runtime: KVCacheRuntime, kv: KVSpec, executables: Executables, ctx: Context, notes: list[str]) -> KVState:
-    """What ``runtime`` allocates, which may grow where the device's backend reserves addresses."""
-    backend = executables.backend
-    if backend is None or backend.device != executables.device:
-        return runtime.allocate(kv, executables.device)
-
-    def reserve(nbytes: Sequence[int]) -> Reserved | Reject:
-        found = ctx.catalog.guard(lambda: backend.reserve(nbytes), stage=StageName.INSTALL, plugin=backend.name, subject="reserve")
-        answer = found if found is not None else Reject(f"reserving addresses failed in the backend {backend.name}")
-        if isinstance(answer, Reject):
-            notes.append(f"KV cache: memory for all {kv.capacity} positions is taken at once: {answer.reason}")
-        return answer
-
-    return runtime.allocate_growing(kv, executables.device, reserve)
-
-
-def _kv_runtime(ctx: Context, notes: list[str]) -> KVCacheRuntime:
-    found = sorted((r for r in ctx.catalog.runtimes.values() if isinstance(r, KVCacheRuntime)), key=lambda r: -r.preference)
-    wanted = ctx.config.kv_cache
-    if wanted:
-        return _called(wanted, found, "KV cache")
-    if found[0].preference <= CORES_OWN:
-        notes.append("KV cache: the core's own (no plugin for KV caches is installed)")
-    return found[0]
-
-
-def _called(wanted: str, found: list[R], what: str) -> R:
-    named = [runtime for runtime in found if runtime.name == wanted]
-    if not named:
-        raise UsageError(f"unknown {what} runtime {wanted!r}; installed: {', '.join(sorted(r.name for r in found))}")
-    return named[0]
-
-
 def capturing(device: str, ctx: Context) -> Backend | None:
     """Who captures programs on ``device``: the backend of the run, else any that is here; None: nobody."""
     for backend in (ctx.backend, *ctx.catalog.backends.values()):
@@ -308,26 +253,3 @@ def capturing(device: str, ctx: Context) -> Backend | None:
             if answer is True:
                 return backend
     return None
-
-
-def _usable(runtime: DecodeRuntime, executables: Executables) -> Literal[True] | Reject:
-    backend, device = executables.backend, executables.device
-    if runtime.needs_capture and (backend is None or not backend.captures):
-        return Reject(f"it captures programs, and no backend that is installed and works here captures on the device {device}")
-    return runtime.available(device)
-
-
-def _decode_runtime(ctx: Context, executables: Executables, notes: list[str]) -> DecodeRuntime:
-    found = sorted((r for r in ctx.catalog.runtimes.values() if isinstance(r, DecodeRuntime)), key=lambda r: -r.preference)
-    wanted = ctx.config.decode
-    if wanted:
-        runtime = _called(wanted, found, "decode")
-        answer = _usable(runtime, executables)
-        if isinstance(answer, Reject):
-            raise UsageError(f"decode runtime {wanted!r} cannot run here: {answer.reason}")
-        return runtime
-    best = next(r for r in found if _usable(r, executables))
-    if best.preference <= CORES_OWN and executables.device != "cpu":
-        reasons = [answer.reason for answer in (_usable(r, executables) for r in found) if isinstance(answer, Reject)]
-        notes.append(f"decode: a Python loop ({reasons[0] if reasons else 'no plugin for decode steps is installed'})")
-    return best

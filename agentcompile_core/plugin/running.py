@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 class KVState(Protocol):
-    """The KV cache of one session: per layer K and V of the shapes that its KVSpec says, and the device length.
+    """The KV cache of one session: per layer K and V of the shapes and the type that its KVSpec says, and as many positions.
 
+    Tensors are contiguous, on the device that was named, begin at multiples of 16 bytes, and share no memory: with each other, or with
+    those of another cache that is in use. Another one is not taken.
     One that can move its tensors counts how often it did as ``generation``: graphs captured before are refused then.
     """
 
