@@ -158,12 +158,14 @@ class _Watched:
     def __init__(self, execution: Execution) -> None:
         self._execution, self.backend = execution, execution.backend
         self._given: list[tuple[str, Tensor, Tensor]] = []
+        self._named: list[tuple[str, Any, dict[str, Any]]] = []  # what was handed out by name, and as it was
 
     def run(self, case: Any, poison: float) -> Result:
         """As the execution does."""
         result = self._execution.run(case, poison)
         self._keep("input", result.inputs)
         self._keep("output", result.outputs)
+        self._named += [("inputs", result.inputs, dict(result.inputs)), ("outputs", result.outputs, dict(result.outputs))]
         return result
 
     def inputs(self, case: Any, device: str) -> dict[str, Tensor]:
@@ -173,7 +175,10 @@ class _Watched:
     def expected(self, case: Any, inputs: dict[str, Tensor]) -> Any:
         """As the execution does."""
         found = self._execution.expected(case, inputs)
-        self._keep("reference", {name: bound.value for name, bound in found.items()})
+        for part in ("value", "error", "choices"):
+            tensors = {name: getattr(bound, part) for name, bound in found.items()}
+            self._keep(f"reference ({part})", {name: tensor for name, tensor in tensors.items() if tensor is not None})
+        self._named.append(("reference", found, dict(found)))
         return found
 
     def values(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -182,7 +187,8 @@ class _Watched:
 
     def changed(self) -> list[str]:
         """Names of the tensors that are no longer what they were."""
-        return sorted({name for name, tensor, before in self._given if not same_bits(tensor, before)})
+        others = {what for what, now, before in self._named if now.keys() != before.keys() or any(now[n] is not before[n] for n in before)}
+        return sorted(others | {name for name, tensor, before in self._given if not same_bits(tensor, before)})
 
     def _keep(self, what: str, tensors: dict[str, Tensor]) -> None:
         self._given += [(f"{what} {name}", tensor, tensor.clone()) for name, tensor in tensors.items()]

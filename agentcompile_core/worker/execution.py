@@ -107,6 +107,7 @@ class Execution:
         # Made beside the run of a kernel: the reference of its operands, and the operands of the next case.
         self._ahead: tuple[Case, dict[str, Tensor], Future[dict[str, Bounded]]] | None = None
         self._next: tuple[Case, Future[dict[str, Tensor]]] | None = None
+        self._last: tuple[Case, dict[str, Tensor], Watch, dict[str, Tensor]] | None = None  # the last run, if it was a case's first
         self.fault: BaseException | None = None  # the last exception that came from here, and not from whoever asked
 
     @property
@@ -137,6 +138,7 @@ class Execution:
 
     def _run(self, case: Case, poison: float) -> Result:
         self._runs += 1
+        self._last = None
         buffers = Buffers(self.trial, self.device, poison, shift_bytes=256 * (self._runs % 3), misaligned=case.misaligned, alone=case.alone)
         before = self._before if self._before is not None and self._before[0] == case else None
         self._before = None
@@ -155,12 +157,13 @@ class Execution:
         run(self.stream())
         self.synchronize()
         touched = watch.touched()
-        inputs = {**buffers.tensors(*READ_ONLY), **states}
+        # States are copied once more: who asks may change what it gets, and the second run needs them as they were.
+        inputs = {**buffers.tensors(*READ_ONLY), **{name: tensor.clone() for name, tensor in states.items()}}
         if touched:  # the reference is shared by all candidates: it must not see what this one wrote
             made = make_inputs(self.trial.match, self.kind, case, self.device)
             inputs = {name: made[name] for name in inputs}
         elif before is None:
-            self._before = (case, buffers, states)
+            self._before, self._last = (case, buffers, states), (case, dict(inputs), watch, states)
         return Result(
             inputs=inputs, outputs=buffers.tensors(Role.OUTPUT, Role.STATE), guards_intact="wrote outside" not in touched,
             inputs_unchanged="changed" not in touched, workspaces_restored="workspace not zero again" not in touched,
@@ -210,8 +213,27 @@ class Execution:
                 return self._expected(case, inputs)
             if all(same_bits(tensor, ahead[1][name]) for name, tensor in inputs.items()):
                 return ahead[2].result()
-            live, reference = self._live_part(case), self._reference(case, inputs, inputs)  # whoever asks changed them
+            return self.apart(case, inputs)  # whoever asks changed them
+
+    def apart(self, case: Case, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
+        """The same for ``inputs`` of which nobody knows whether they are those of ``case``. Not kept."""
+        with self._own():
+            live, reference = self._live_part(case), self._reference(case, inputs, inputs)
             return reference if live is None else live.completed(reference, self._graph_values(inputs))
+
+    def may_share(self, case: Case, inputs: dict[str, Tensor]) -> bool:
+        """Whether ``expected`` may keep the reference of ``inputs`` for all candidates: nobody changed them since the run of ``case``."""
+        if self._oracles.knows((self._digest, case, FULL)) or (self._ahead is not None and self._ahead[0] == case):
+            return True  # it is there, or ``expected`` compares them with those that it was made of
+        if self._last is None or self._last[0] != case or inputs.keys() != self._last[1].keys():
+            return False
+        _, handed, watch, states = self._last
+        same = all(tensor is handed[name] for name, tensor in inputs.items()) and not watch.touched()
+        return same and all(same_bits(handed[name], tensor) for name, tensor in states.items())
+
+    def forget_runs(self) -> None:
+        """The next run makes its inputs anew: whoever asked for the one before may have changed them."""
+        self._before = self._last = None
 
     def following(self, inputs: dict[str, Tensor]) -> dict[str, Bounded]:
         """The same for ``inputs`` that no case makes: what a run has left behind. Not kept."""

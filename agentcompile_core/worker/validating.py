@@ -14,6 +14,7 @@ from ..plugin.catalog import Catalog
 from ..plugin.interfaces import Backend, Validator
 from .causes import cause_of
 from .execution import Execution
+from .given import GivenRun
 
 SILENT = "does not apply"  # the message of a verdict that says nothing about the kernel
 _OF_KERNELS = (Cause.MEMORY_FAULT, Cause.MISALIGNED, Cause.CRASH)  # a device reports these late, to whoever asks it next
@@ -43,7 +44,7 @@ class Validating:
             applies = validator.applies(execution.trial)
             if applies is False:
                 return Verdict(validator=validator.name, outcome=Outcome.PASS, message=SILENT)
-            found: Any = validator.check(execution.trial, execution) if applies is True else applies
+            found: Any = validator.check(execution.trial, GivenRun(execution)) if applies is True else applies
         except BaseException as exc:
             if exc is execution.fault or cause_of(exc, execution.backend) in _OF_KERNELS:
                 raise
@@ -82,7 +83,8 @@ class Validating:
                 kernels[code] = _built(trial, backend, expected)
             kind = self._catalog.kinds.get(trial.match.kind)  # a control need not be of a kind that is installed
             kernel = kernels[code]
-            verdict = validator.check(trial, Execution(trial, backend, None if kernel is None else backend.load(kernel), kind=kind))
+            execution = Execution(trial, backend, None if kernel is None else backend.load(kernel), kind=kind)
+            verdict = validator.check(trial, GivenRun(execution))
         except BaseException as exc:
             return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
         wrong = wrong_with(verdict)
