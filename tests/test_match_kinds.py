@@ -114,6 +114,8 @@ class Cumulative(doubles.FakeBackend):
     name = "cumulative"
 
     def prepare_launch(self, handle, launch, arguments, pdl):
+        if len(arguments) == 4:  # the addition by which the validator shows that it works
+            return super().prepare_launch(handle, launch, arguments, pdl)
         x, factor, out = (floats(int(a), n) for a, n in zip(arguments, (ROWS * COLUMNS, COLUMNS, ROWS * COLUMNS), strict=True))
 
         def run(stream):

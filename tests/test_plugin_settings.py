@@ -42,7 +42,12 @@ class Saying(doubles.SimpleValidator):
     name = "saying"
     settings_class = Settings
 
+    def controls(self, backend):
+        return (doubles.fake_trial("honest", 1.0),), (doubles.fake_trial("honest", 2.0),)
+
     def check(self, trial, run):
+        if trial.source.code.endswith("us=1.0"):
+            return Verdict(validator=self.name, outcome=Outcome.PASS)
         return Verdict(validator=self.name, outcome=Outcome.FAIL, message=repr(self.settings))
 
 

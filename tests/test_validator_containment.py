@@ -12,6 +12,7 @@ from addition_module import MODULE
 
 import agentcompile_core as ac
 import agentcompile_core.worker
+from agentcompile_core.api.arguments import without_reference
 from agentcompile_core.configuration import Config
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
@@ -22,6 +23,7 @@ from agentcompile_core.testing import bad_validators, doubles
 from agentcompile_core.worker import Worker
 from agentcompile_core.worker.evaluate import WorkerState
 from agentcompile_core.worker.protocol import Job
+from agentcompile_core.worker.validating import SILENT
 
 CATALOG = "agentcompile_core.testing.bad_validators:catalog"
 NAMED = {"dies": "code 9", "hangs": "no end of check by candidate_hangs within 2 s"}
@@ -69,16 +71,36 @@ def test_compile_goes_on_with_the_other_kernel(how: str, tmp_path: Path, worker:
     assert_only_the_fast_kernel_is_closed(compiled(tmp_path, ("simple", f"candidate_{how}")), f"candidate_{how}")
 
 
+def test_a_note_says_where_nobody_compares_with_the_reference(tmp_path: Path, worker: None) -> None:
+    said = [note for note in compiled(tmp_path, ("simple",)).notes if note.startswith("validators: ")]
+    assert said == ["validators: numerics is not among those that judge (simple), so kernels may be selected whose results nobody compared "
+                    "with the reference; add it to validators"]
+    for names in (("numerics",), ("simple", "numerics"), ("numerics/numerics",)):
+        assert without_reference(Config(validators=names)) == ()
+    assert "(nobody)" in without_reference(Config(validators=()))[0]
+
+
 @pytest.mark.parametrize("how", ["base"])
 def test_compile_goes_on_where_a_validator_of_winners_misbehaves(how: str, tmp_path: Path, worker: None) -> None:
     assert_only_the_fast_kernel_is_closed(compiled(tmp_path, ("simple", f"winner_{how}")), f"winner_{how}")
+
+
+class Elsewhere(bad_validators.UncontrolledValidator):
+    """Has nothing to say of what this backend runs."""
+
+    name = "silent_uncontrolled"
+
+    def applies(self, trial: Any) -> bool:
+        return False
 
 
 def evaluated(*validators: str) -> Any:
     from agentcompile_core.ir.plan import Origin, Step
 
     step = Step(match_id="elementwise:add+1:add", implementation="doubles/fake_family", origin=Origin.GENERATED, schedule=Schedule({}))
-    session = WorkerState(bad_validators.catalog())
+    catalog = bad_validators.catalog()
+    catalog.offers["agentcompile_validators"]["bad/silent_uncontrolled"] = Elsewhere()
+    session = WorkerState(catalog)
     jobs = [Job(trial=doubles.fake_trial("honest", us), step=step, backend="fake", validators=validators) for us in (2.0, 4.0, 2.0)]
     return [session.evaluate(job, session.build(job), lambda phase: None) for job in jobs]
 
@@ -106,6 +128,23 @@ def test_one_whose_controls_raise_never_judges() -> None:
     found = evaluated("uncontrolled")
     assert [e.failure for e in found] == [Cause.UNAVAILABLE] * 3, "also the second time"
     assert all("fails its own controls: they raised SystemExit: the controls are on another machine" in e.message for e in found)
+
+
+@pytest.mark.parametrize(("name", "which"), [
+    ("without_controls", "no trial that it must pass and none that it must refuse on the"),
+    ("without_bad_controls", "no trial that it must refuse on the")])
+def test_one_without_controls_never_judges(name: str, which: str) -> None:
+    found = evaluated(name)
+    assert [e.failure for e in found] == [Cause.UNAVAILABLE] * 3
+    assert all(f"validator {name} fails its own controls: controls() gives no trial that it must" in e.message for e in found)
+    assert which in found[0].message
+    assert found[0].message.endswith("on the backend fake, so nothing shows that it works; give at least one of each")
+
+
+def test_one_that_does_not_apply_needs_no_controls_here() -> None:
+    """Emulation of one language has none for backends of others, and nothing to say of their kernels."""
+    found = evaluated("simple", "silent_uncontrolled")
+    assert {e.failure for e in found} == {None} and {e.verdicts[-1].message for e in found} == {SILENT}
 
 
 def test_what_a_kernel_raises_is_no_fault_of_the_validator() -> None:

@@ -10,7 +10,7 @@ from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.verdict import Outcome, Trial, Verdict
 from agentcompile_core.ops.reference import Bounded
-from agentcompile_core.plugin.interfaces import TrialRun
+from agentcompile_core.plugin.interfaces import Backend, TrialRun
 from agentcompile_core.testing import doubles
 from agentcompile_core.testing.validator_conformance import ValidatorConformance
 from agentcompile_core.worker import execution
@@ -75,14 +75,19 @@ HOW = (to_what_came_out, to_any_error, by_name, inputs_before_the_reference, inp
 
 
 class Meddling(doubles.SimpleValidator):
-    """Passes everything and changes what it is given."""
+    """Passes all but its own control, and changes what it is given."""
 
     name = "meddling"
 
     def __init__(self, how: Callable[[Any, Any], None]) -> None:
         self.how = how
 
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        return (doubles.fake_trial("honest"),), (doubles.fake_trial("nans"),)
+
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
+        if "behave=nans" in trial.source.code:
+            return Verdict(validator=self.name, outcome=Outcome.FAIL, cause=Cause.TOLERANCE, message="its own control")
         for case in trial.cases:
             self.how(run, case)
         return Verdict(validator=self.name, outcome=Outcome.PASS)

@@ -71,6 +71,7 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
     arguments.check_known(options, catalog)
     chosen, asked, rest = arguments.split(options, arguments.FIELDS, arguments.COMPILE)
     config, unused = arguments.chosen(config, chosen, catalog)
+    unused = (*unused, *arguments.without_reference(config))
     arguments.check_dtype(asked.get("dtype"))
     arguments.check_context(asked.get("max_context"))
     _check_run_on(run_on, *RUN_ON, "nothing", *(b.name for b in catalog.backends.values()))

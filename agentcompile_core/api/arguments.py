@@ -95,6 +95,14 @@ def resolved(given: Mapping[str, Any], catalog: Catalog) -> tuple[Effective, tup
     return settings.prepared(resolve(flags), catalog)
 
 
+def without_reference(config: Config) -> tuple[str, ...]:
+    """A note where a validator that judges by default, against the reference, is not among those that are configured."""
+    left_out = [name for name in defaults.VALIDATORS if name not in {one.rpartition("/")[2] for one in config.validators}]
+    judges = ", ".join(config.validators) or "nobody"
+    return tuple(f"validators: {name} is not among those that judge ({judges}), so kernels may be selected whose results nobody compared "
+                 f"with the reference; add it to validators" for name in left_out)
+
+
 def _listed(name: str, value: Any) -> tuple[str, ...]:
     items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):

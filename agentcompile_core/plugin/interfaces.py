@@ -153,7 +153,7 @@ class Validator(Offer):
 
     @abstractmethod
     def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
-        """Known good and known bad trials for ``backend``: a validator that misjudges one of them is broken."""
+        """Known good and known bad trials for ``backend``, at least one of each: a validator that misjudges one of them is broken."""
 
     @abstractmethod
     def check(self, trial: Trial, run: TrialRun) -> Verdict:

@@ -82,6 +82,22 @@ class SilentValidator(doubles.SimpleValidator):
         return False
 
 
+class OneSidedValidator(doubles.SimpleValidator):
+    """Passes everything, and shows with no control that it can refuse, or with none at all."""
+
+    def __init__(self, name: str, good: int) -> None:
+        self.name = name  # type: ignore[misc]
+        self._good = good
+
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """No bad one."""
+        return (doubles.fake_trial("honest"),) * self._good, ()
+
+    def check(self, trial: Trial, run: TrialRun) -> Verdict:
+        """Always a pass."""
+        return Verdict(validator=self.name, outcome=Outcome.PASS)
+
+
 class UncontrolledValidator(doubles.SimpleValidator):
     """Its controls raise."""
 
@@ -97,6 +113,7 @@ def catalog() -> Catalog:
     made = doubles.catalog()
     hook = next(hook for hook, kind in OFFERS.items() if issubclass(doubles.SimpleValidator, kind))
     several = [Misbehaving(how, scope) for how in HOW for scope in ("candidate", "winner")]
-    for offer in (*several, UnsureValidator(), SilentValidator(), UncontrolledValidator()):
+    for offer in (*several, UnsureValidator(), SilentValidator(), UncontrolledValidator(),
+                  OneSidedValidator("without_controls", 0), OneSidedValidator("without_bad_controls", 1)):
         made.offers[hook][f"bad/{offer.name}"] = offer
     return made

@@ -13,10 +13,11 @@ from ..ir.graph import DType, Graph, GraphKind, Node, Ref, TensorSpec, Value, Va
 from ..ir.plan import Parameter, Schedule, ScheduleSpace
 from ..ir.record import Measurement
 from ..ir.region import Access, Match, Operand, Role, SemanticLabel
-from ..ir.target import Target
+from ..ir.target import NO_TARGET, Target
 from ..ir.verdict import Case, Check, InputFamily, Outcome, Trial, Verdict
 from ..ops.reference import compare
 from ..plugin.catalog import OFFERS, Catalog
+from ..plugin.controls import control_trials
 from ..plugin.interfaces import Backend, RegionRule, TemplateFamily, TrialRun, Validator
 from ..plugin.match_kind import AttributeKind, MatchKind, OperandKind
 from .fake_kernels import BEHAVIOURS, behave, without_work, word
@@ -191,7 +192,7 @@ def fake_trial(behaviour: str, us: float = 5.0, count: int = 100) -> Trial:
 
 
 class SimpleValidator(Validator):
-    """Compares each case with the reference and looks at the guards. No controls of its own."""
+    """Compares each case with the reference and looks at the guards."""
 
     name = "simple"
 
@@ -200,8 +201,12 @@ class SimpleValidator(Validator):
         return True
 
     def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
-        """None."""
-        return (), ()
+        """A right kernel, and one that is wrong: the backend's own, else words."""
+        right, wrong = backend.control(""), backend.control("wrong value")
+        if right is None or wrong is None:
+            return (fake_trial("honest"),), (fake_trial("wrong"),)
+        good, bad = control_trials((right, wrong), NO_TARGET)
+        return (good,), (bad,)
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
         """The first thing that is wrong, if anything is."""
@@ -222,10 +227,6 @@ class BrokenValidator(SimpleValidator):
 
     name = "broken"
 
-    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
-        """One good and one bad trial."""
-        return (fake_trial("honest"),), (fake_trial("wrong"),)
-
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
         """Always a pass."""
         return Verdict(validator=self.name, outcome=Outcome.PASS)
@@ -236,6 +237,10 @@ class PickyValidator(SimpleValidator):
 
     name = "picky"
     scope = "winner"
+
+    def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+        """One that is slow enough, and one that is not."""
+        return (fake_trial("honest"),), (fake_trial("honest", 3.0),)
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:
         """A look at the text."""

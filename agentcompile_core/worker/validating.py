@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ..errors import BuildError, Cause, UsageError
+from ..errors import BuildError, Cause, UsageError, one_line
 from ..ir import serial
 from ..ir.candidate import Kernel
 from ..ir.target import Target
@@ -36,20 +36,23 @@ class Validating:
         validator = self._catalog.find("agentcompile_validators", name)
         assert isinstance(validator, Validator)
         phase(f"controls of {name}")
+        try:
+            applies = validator.applies(execution.trial)
+        except BaseException as exc:
+            return _raised(validator, exc, execution)
+        if applies is False:  # its controls do not matter then: there need be none for this backend
+            return Verdict(validator=validator.name, outcome=Outcome.PASS, message=SILENT)
+        if applies is not True:
+            return _refusal(validator, f"answered {applies!r} to whether it applies, not True or False")
         broken = self._broken(name, validator, execution.backend, execution.trial.target)
         if broken:
             return Verdict(validator=validator.name, outcome=Outcome.FAIL, cause=Cause.UNAVAILABLE, message=broken)
         phase(f"check by {name}")
         try:
-            applies = validator.applies(execution.trial)
-            if applies is False:
-                return Verdict(validator=validator.name, outcome=Outcome.PASS, message=SILENT)
-            found: Any = validator.check(execution.trial, GivenRun(execution)) if applies is True else applies
+            found = validator.check(execution.trial, GivenRun(execution))
         except BaseException as exc:
-            if exc is execution.fault or cause_of(exc, execution.backend) in _OF_KERNELS:
-                raise
-            return _refusal(validator, f"raised {type(exc).__name__}: {exc}")
-        why = wrong_with(found) if applies is True else f"answered {applies!r} to whether it applies, not True or False"
+            return _raised(validator, exc, execution)
+        why = wrong_with(found)
         return _refusal(validator, why) if why else found
 
     def prove(self, name: str, backend: Backend, target: Target) -> None:
@@ -71,7 +74,11 @@ class Validating:
             good, bad = validator.controls(backend)
             trials = [*((t, True) for t in good), *((t, False) for t in bad)]
         except BaseException as exc:
-            return f"they raised {type(exc).__name__}: {exc}"[:500]
+            return one_line(f"they raised {type(exc).__name__}: {exc}", 500)
+        absent = [what for what, some in (("must pass", tuple(good)), ("must refuse", tuple(bad))) if not some]
+        if absent:  # one that has never refused anything, or never passed anything, may always say the same
+            return (f"controls() gives no trial that it {' and none that it '.join(absent)} on the backend {backend.name}, so nothing "
+                    "shows that it works; give at least one of each")
         kernels: dict[str, Kernel | None] = {}  # trials often differ in an argument only
         here = ((evolve(trial, target=target), expected) for trial, expected in trials)
         return next((why for trial, expected in here if (why := self._control(validator, trial, backend, expected, kernels))), "")
@@ -86,7 +93,7 @@ class Validating:
             execution = Execution(trial, backend, None if kernel is None else backend.load(kernel), kind=kind)
             verdict = validator.check(trial, GivenRun(execution))
         except BaseException as exc:
-            return f"{trial.match.id}: {type(exc).__name__}: {exc}"[:500]
+            return one_line(f"{trial.match.id}: {type(exc).__name__}: {exc}", 500)
         wrong = wrong_with(verdict)
         if wrong:
             return f"{trial.match.id}: it {wrong}"
@@ -121,6 +128,13 @@ def wrong_with(verdict: Any) -> str:
         return "returned a verdict of other types than a Verdict holds"
     failed = next((check for check in verdict.checks if check.outcome is Outcome.FAIL), None)
     return f"passed a kernel whose check {failed.name!r} failed" if verdict.passed and failed is not None else ""
+
+
+def _raised(validator: Validator, exc: BaseException, execution: Execution) -> Verdict:
+    """The refusal that what a validator raised ends in. Raises it again where it is the kernel's."""
+    if exc is execution.fault or cause_of(exc, execution.backend) in _OF_KERNELS:
+        raise exc
+    return _refusal(validator, f"raised {type(exc).__name__}: {exc}")
 
 
 def _refusal(validator: Validator, why: str) -> Verdict:

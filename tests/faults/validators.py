@@ -68,7 +68,9 @@ def _never_judges(name: str, words: str) -> Any:
 
 for _name, _what, _words in (("silent", "has nothing to say of any kernel", "has anything to say"),
                              ("unsure", "does not say whether it applies", "not True or False"),
-                             ("uncontrolled", "ends the process in its controls", "fails its own controls")):
+                             ("uncontrolled", "ends the process in its controls", "fails its own controls"),
+                             ("without_controls", "has no controls and passes everything", "nothing shows that it works"),
+                             ("without_bad_controls", "has no bad control and passes everything", "nothing shows that it works")):
     add(AREA, f"a validator that {_what}", f"a validator {_what}", _never_judges(_name, _words), "no kernel was used; the framework runs")
 
 
