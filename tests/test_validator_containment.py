@@ -16,6 +16,7 @@ from agentcompile_core.api.arguments import without_reference
 from agentcompile_core.configuration import Config
 from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
+from agentcompile_core.ir.verdict import Check, Outcome, Verdict
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store
@@ -94,12 +95,26 @@ class Elsewhere(bad_validators.UncontrolledValidator):
         return False
 
 
-def evaluated(*validators: str) -> Any:
+class Terse(doubles.SimpleValidator):
+    """Refuses what is fast, and says as much as a test lets it."""
+
+    name = "terse"
+
+    def __init__(self, **said: Any) -> None:
+        self.said = said
+
+    def check(self, trial: Any, run: Any) -> Verdict:
+        found = super().check(trial, run)
+        return Verdict(validator=self.name, outcome=Outcome.FAIL, **self.said) if "us=2.0" in trial.source.code else found
+
+
+def evaluated(*validators: str, **said: Any) -> Any:
     from agentcompile_core.ir.plan import Origin, Step
 
     step = Step(match_id="elementwise:add+1:add", implementation="doubles/fake_family", origin=Origin.GENERATED, schedule=Schedule({}))
     catalog = bad_validators.catalog()
     catalog.offers["agentcompile_validators"]["bad/silent_uncontrolled"] = Elsewhere()
+    catalog.offers["agentcompile_validators"]["bad/terse"] = Terse(**said)
     session = WorkerState(catalog)
     jobs = [Job(trial=doubles.fake_trial("honest", us), step=step, backend="fake", validators=validators) for us in (2.0, 4.0, 2.0)]
     return [session.evaluate(job, session.build(job), lambda phase: None) for job in jobs]
@@ -112,6 +127,16 @@ def test_whatever_it_returns_or_raises_is_a_refusal_by_name(how: str) -> None:
     for found in (fast, again):
         assert (found.failure, found.measurement) == (Cause.EXCEPTION, None)
         assert f"the validator candidate_{how} " in found.message and found.verdicts[-1].validator == f"candidate_{how}"
+
+
+@pytest.mark.parametrize(("verdict", "message"), [
+    ({}, "refused by terse, which gave no reason"),
+    ({"checks": (Check(name="normal", outcome=Outcome.FAIL, detail="out[3] is 2, not 1"),)}, "normal: out[3] is 2, not 1"),
+    ({"message": "it is wrong"}, "it is wrong")])
+def test_a_refusal_without_a_reason_is_told_as_one(verdict: dict[str, Any], message: str) -> None:
+    found = evaluated("terse", **verdict)[0]
+    assert (found.failure, found.message) == (Cause.TOLERANCE, message)
+    assert (found.verdicts[-1].cause, found.verdicts[-1].message) == (Cause.TOLERANCE, message)
 
 
 def test_one_that_does_not_say_whether_it_applies_closes_the_kernel() -> None:

@@ -52,8 +52,16 @@ class Validating:
             found = validator.check(execution.trial, GivenRun(execution))
         except BaseException as exc:
             return _raised(validator, exc, execution)
-        why = wrong_with(found)
-        return _refusal(validator, why) if why else found
+        why = wrong_with(found, validator.name)
+        return _refusal(validator, why) if why else self._reasoned(found)
+
+    def _reasoned(self, verdict: Verdict) -> Verdict:
+        """A refusal with a cause and a sentence, whatever its validator left out."""
+        if verdict.passed or (verdict.cause is not None and verdict.message):
+            return verdict
+        failed = next((f"{check.name}: {check.detail}" for check in verdict.checks if check.outcome is Outcome.FAIL and check.detail), "")
+        message = verdict.message or failed or f"refused by {verdict.validator}, which gave no reason"
+        return evolve(verdict, cause=verdict.cause or Cause.TOLERANCE, message=message)
 
     def prove(self, name: str, backend: Backend, target: Target) -> None:
         """Try the validator called ``name`` on its controls now, so that the first candidate need not wait for it."""
@@ -94,7 +102,7 @@ class Validating:
             verdict = validator.check(trial, GivenRun(execution))
         except BaseException as exc:
             return one_line(f"{trial.match.id}: {type(exc).__name__}: {exc}", 500)
-        wrong = wrong_with(verdict)
+        wrong = wrong_with(verdict, validator.name)
         if wrong:
             return f"{trial.match.id}: it {wrong}"
         if verdict.passed is expected:
@@ -116,14 +124,19 @@ def _built(trial: Trial, backend: Backend, good: bool) -> Kernel | None:
         return None
 
 
-def wrong_with(verdict: Any) -> str:
-    """Why ``verdict`` is none that may be believed: no Verdict, a number that is none, a pass of a check that failed. Empty: it may be."""
+def wrong_with(verdict: Any, name: str) -> str:
+    """Why ``verdict`` of the validator called ``name`` is none that may be believed; empty: it may be.
+
+    It is no Verdict, or another validator's, holds a number that is none, or passes what a check of its own failed.
+    """
     if not isinstance(verdict, Verdict):
         return f"returned {type(verdict).__name__}, not Verdict"
     try:
         same = serial.loads(serial.dumps(verdict), Verdict) == verdict
     except (UsageError, ValueError, TypeError, AttributeError) as exc:
         return f"returned a verdict that cannot be kept: {exc}"
+    if verdict.validator != name:
+        return f"returned a verdict in the name of {verdict.validator!r}; a verdict carries its own validator's name"
     if not same:
         return "returned a verdict of other types than a Verdict holds"
     failed = next((check for check in verdict.checks if check.outcome is Outcome.FAIL), None)

@@ -27,8 +27,8 @@ AREA, KEPT = "plugins", "the other kernel was selected, the program is right"
 CATALOG = "agentcompile_core.testing.bad_validators:catalog"
 WHAT = {"nan": "returns a NaN", "infinite": "returns an infinity", "raises": "raises", "exits": "calls sys.exit", "interrupts":
         "raises KeyboardInterrupt", "base": "raises what is no Exception", "hangs": "hangs", "dies": "ends its process", "none":
-        "returns nothing", "number": "returns a number", "contradicts": "passes what its own check failed", "mistyped":
-        "returns a text as its outcome"}
+        "returns nothing", "number": "returns a number", "contradicts": "passes what its own check failed", "renamed":
+        "returns another's verdict", "mistyped": "returns a text as its outcome"}
 IN_PROCESSES = ("hangs", "dies")  # of their own
 
 

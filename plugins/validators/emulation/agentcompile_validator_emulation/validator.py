@@ -11,6 +11,7 @@ from agentcompile_core.plugin_api import (
     Case,
     Cause,
     Check,
+    ContractError,
     Outcome,
     Role,
     Trial,
@@ -26,6 +27,7 @@ from .controls import control_trials
 from .module import EmulationError, LaunchOptions, ThreadOrder
 from .toolchain import COMPILER, GXX, find_toolchain
 
+LANGUAGE = "cuda"
 MAX_BYTES = 24 << 20  # of all operands: about two seconds of checked execution
 ORDERS = (LaunchOptions(lazy_copies=True), LaunchOptions(order=ThreadOrder.RANDOM, warp_skewed=False, lazy_copies=True))
 _CAUSES = (("misaligned", Cause.MISALIGNED), ("deadline", Cause.TIMEOUT), ("out of bounds", Cause.MEMORY_FAULT), ("race:", Cause.RACE))
@@ -56,7 +58,7 @@ class EmulationValidator(Validator):
         """Whether the source is small enough and can be emulated, and g++ and the CUDA headers are here."""
         source = trial.source
         total = sum(operand.spec.nbytes for operand in trial.match.operands) + sum(w.nbytes for w in source.workspaces)
-        if source.language != "cuda" or not source.launches or total > self.settings.max_bytes:
+        if source.language != LANGUAGE or not source.launches or total > self.settings.max_bytes:
             return False
         if any(feature not in FEATURES for feature in source.features):
             return False
@@ -67,7 +69,13 @@ class EmulationValidator(Validator):
         return True
 
     def controls(self, backend: Backend) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
-        """A kernel without a mistake, and the same kernel with a barrier missing, an index too far, and no dependency wait."""
+        """A kernel without a mistake, and the same kernel with a barrier missing, an index too far, and no dependency wait.
+
+        Raises:
+            ContractError: the backend builds no sources of the language that is emulated.
+        """
+        if LANGUAGE not in backend.languages:
+            raise ContractError(f"it judges {LANGUAGE} sources alone, and the backend {backend.name} builds {', '.join(backend.languages)}")
         return control_trials()
 
     def check(self, trial: Trial, run: TrialRun) -> Verdict:

@@ -21,6 +21,7 @@ from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin_api import (
     BuildError,
     Cause,
+    ContractError,
     DType,
     Feature,
     Outcome,
@@ -87,6 +88,12 @@ def test_bad_controls_are_refused_for_their_reason(trial, reason, cause):
     assert verdict.cause is cause
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(verdict.message)
+
+
+def test_on_a_backend_of_another_language_it_says_so_in_one_clause():
+    other = type("Other", (EmulationBackend,), {"name": "other", "languages": ("c",)})()
+    with pytest.raises(ContractError, match=r"^it judges cuda sources alone, and the backend other builds c$"):
+        EmulationValidator().controls(other)
 
 
 def test_validator_leaves_large_and_unknown_sources_to_others():
