@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..context import Context
-from ..errors import BuildError, Cause, Failure, StageName
+from ..errors import BuildError, Cause, Failure, StageName, bounded, last_frames
 from ..ir.candidate import Kernel, StepSource
 from ..plugin.interfaces import Backend
 from ..runtime.program import Program
@@ -45,10 +45,20 @@ def build_all(sources: Sequence[StepSource], backend: Backend, ctx: Context) -> 
                 kernels[source.digest] = future.result()
             except BuildError as exc:
                 ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.COMPILE, plugin=backend.name,
-                                 subject="kernel " + ", ".join(launch.entry for launch in source.launches), message=str(exc)))
+                                 subject=_entries(source), message=str(exc)))
+                continue
+            except (Exception, SystemExit) as exc:  # a defect of the backend costs this kernel
+                if ctx.catalog.strict:
+                    raise
+                ctx.fail(Failure(stage=StageName.LOWER, cause=Cause.EXCEPTION, plugin=backend.name, subject=_entries(source),
+                                 message=bounded(f"build: {type(exc).__name__}: {exc}"), traceback=last_frames(exc)))
                 continue
             ctx.store.put_kernel(keyed[source.digest], kernels[source.digest])
     return kernels
+
+
+def _entries(source: StepSource) -> str:
+    return "kernel " + ", ".join(launch.entry for launch in source.launches)
 
 
 def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | None:

@@ -85,7 +85,7 @@ def _checked(loaded: LoadedModel, graphs: GraphSet, programs: Programs, weights:
         return _session(graphs, programs, weights, evolve(executables, prefill="capacity"), ctx, []), ""
     except UsageError:
         raise
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         if not _has_steps(programs):
             raise
         return None, f"raised {type(exc).__name__}: {exc}"
@@ -103,7 +103,7 @@ def _unlike(session: Session | ModuleSession, programs: Programs, weights: Weigh
     except torch.OutOfMemoryError:
         notes.append("prompts: what reads them was not compared with the framework's operators, for lack of memory")
         return ""
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         return f"raised {type(exc).__name__}: {exc}"
     finally:
         release_cache()  # what was compared

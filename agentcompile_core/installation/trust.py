@@ -97,7 +97,7 @@ def _judged(programs: Mapping[str, Program], own: set[str], foreign: Foreign, ba
             implementation = ctx.catalog.implementations[segment.step.implementation]
             if implementation.version == segment.version and implementation.accepts(segment.match, ctx.target) is True:
                 return source_of(segment.step, segment.match, ctx.catalog, foreign.target)
-        except Exception:
+        except (Exception, SystemExit):
             return None
         return None
 
@@ -154,7 +154,7 @@ def _made_here(source: StepSource, segment: Segment, target: Target, ctx: Contex
         return False
     try:
         return source_of(segment.step, segment.match, ctx.catalog, target) == source
-    except Exception:  # a family need not cope with a step or match that a bundle made up
+    except (Exception, SystemExit):  # a family need not cope with a step or match that a bundle made up
         return False
 
 

@@ -128,7 +128,7 @@ class _Loader:
             for attribute in dir(plugin):
                 if self.pm.parse_hookimpl_opts(plugin, attribute) is not None and attribute not in known:
                     raise ContractError(f"unknown hook {attribute!r}; known: {', '.join(known)}")
-        except Exception:
+        except (Exception, SystemExit):
             if self.pm.get_plugin(name) is plugin:
                 self.pm.unregister(plugin)
             raise

@@ -116,7 +116,7 @@ class Rows(RowsChoice):
             if step is None or not self._pays(step, len(prompts)):
                 return None
             return _run(self._session, step, prompts, count, eos)
-        except Exception as exc:  # single rows answer, from their prompts on
+        except (Exception, SystemExit) as exc:  # single rows answer, from their prompts on
             self._failed(key, exc)
             return None
 
@@ -191,7 +191,7 @@ class Rows(RowsChoice):
             wanted = [kv.capacity] * len(ends)
         return row_bytes * sum(max(0, one - other) for one, other in zip(wanted, there, strict=False))
 
-    def _failed(self, key: Key, exc: Exception) -> None:
+    def _failed(self, key: Key, exc: BaseException) -> None:
         """Leave batches of that size to single rows: for good, or, where memory did not suffice, this one."""
         import torch
 

@@ -26,11 +26,11 @@ def run(ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]
             except ContractError as exc:
                 switched_off.add(step.implementation)
                 _fail(step, Cause.CONTRACT, exc, ctx)
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 _fail(step, Cause.EXCEPTION, exc, ctx)
     return tuple(found)
 
 
-def _fail(step: Step, cause: Cause, exc: Exception, ctx: Context) -> None:
+def _fail(step: Step, cause: Cause, exc: BaseException, ctx: Context) -> None:
     ctx.fail(Failure(stage=StageName.LOWER, cause=cause, plugin=step.implementation, subject=str(step),
                      message=f"{type(exc).__name__}: {exc}"[:2000], traceback=last_frames(exc)))

@@ -156,7 +156,7 @@ class ChainSearch:
             return self.captured(selections)
         except AgentCompileError:
             return None
-        except Exception:  # an implementation may raise anything
+        except (Exception, SystemExit):  # an implementation may raise anything
             if self.is_lost():
                 raise
             return None
@@ -165,7 +165,7 @@ class ChainSearch:
         self.phase("framework")
         try:
             framework = self.framework()
-        except Exception:
+        except (Exception, SystemExit):
             if self.is_lost():
                 raise
             return 0.0  # what cannot be captured is no bar for what can

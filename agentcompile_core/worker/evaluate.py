@@ -56,7 +56,7 @@ class WorkerState:
             return self.backend(job.backend).build(job.trial.source, job.trial.target)
         except BuildError as exc:
             return Evaluation(failure=build_cause(str(exc)), message=str(exc)[:2000])
-        except Exception as exc:  # a backend's defect costs this candidate
+        except (Exception, SystemExit) as exc:  # a backend's defect costs this candidate
             return Evaluation(failure=Cause.EXCEPTION, message=f"build: {type(exc).__name__}: {exc}"[:2000])
 
     def evaluate(self, job: Job, kernel: Kernel | None, phase: Callable[[str], None]) -> Evaluation:
@@ -77,7 +77,7 @@ class WorkerState:
                 return Execution(job.trial, backend, None, bound=bound, oracles=self.oracles, kind=kind)
             assert kernel is not None
             return Execution(job.trial, backend, backend.load(kernel), oracles=self.oracles, kind=kind)
-        except Exception as exc:  # a defect of the backend or of the implementation costs this candidate
+        except (Exception, SystemExit) as exc:  # a defect of the backend or of the implementation costs this candidate
             cause = Cause.CONTRACT if isinstance(exc, AgentCompileError) else cause_of(exc)
             message = f"{'bind' if is_call else 'load'}: {type(exc).__name__}: {exc}"
             return Evaluation(kernel=kernel, failure=cause, message=message[:2000])
@@ -99,7 +99,7 @@ class WorkerState:
             return done
         except AgentCompileError as exc:
             return evolve(done, failure=Cause.CONTRACT, message=str(exc)[:2000])
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             return evolve(done, failure=cause_of(exc, execution.backend), message=f"{type(exc).__name__}: {exc}"[:2000])
 
     def _verdicts(self, job: Job, execution: Execution, phase: Callable[[str], None]) -> tuple[Verdict, ...]:
@@ -147,7 +147,7 @@ class WorkerState:
 def prepare(argument: dict[str, Any], state: WorkerState, phase: Callable[[str], None]) -> None:
     """Have a backend ready and validators proven before the first job. What is wrong with any of them is said of the jobs that need it."""
     target = serial.structure(argument["target"], Target)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         backend = state.backend(str(argument["backend"]))
         backend.prepare()
         for name in argument["validators"]:

@@ -72,7 +72,7 @@ class Server:
         self._requests.put(None)
 
     def _prepare(self, backend: str) -> None:
-        with contextlib.suppress(Exception):  # builds will say what is wrong
+        with contextlib.suppress(Exception, SystemExit):  # builds will say what is wrong
             self.state.catalog.find("agentcompile_backends", backend).prepare()  # type: ignore[attr-defined]
 
     def _build(self, number: int, job: Job) -> Kernel | Evaluation | None:
@@ -120,7 +120,7 @@ class Server:
             function = getattr(importlib.import_module(module), name)
             result = function(params["argument"], self.state, lambda phase: self._phase(number, phase))
             self.channel.send({"id": number, "result": result, "lost": False})
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             backend = self.state.used
             error = {"cause": cause_of(exc, backend).value, "message": f"{type(exc).__name__}: {exc}"[:2000]}
             sys.stderr.write(traceback.format_exc(limit=-6))
@@ -142,7 +142,7 @@ def main(arguments: list[str]) -> None:
         make: Callable[[], Any] = getattr(importlib.import_module(module), name)
         settings = json.loads(sys.stdin.readline() or "{}").get("settings", {})
         state = WorkerState(from_document(make(), settings))
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         channel.send({"error": f"{type(exc).__name__}: {exc}"})
         raise SystemExit(3) from exc
     gc.collect()

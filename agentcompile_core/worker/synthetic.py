@@ -69,7 +69,7 @@ class Synthetic:
         generator.manual_seed(0)
         try:
             made = kind.make(match, operand, self.case, generator, self.device)
-        except Exception:  # a defect of the kind fails its candidates; timing a step only needs some values
+        except (Exception, SystemExit):  # a defect of the kind fails its candidates; timing a step only needs some values
             return None
         return made if made is not None and made.numel() == operand.spec.numel else None
 

@@ -100,5 +100,5 @@ def _entry(step: Step, trial: Trial, signature: str, backend: Backend, ctx: Cont
                      kernel_key=keys.kernel_key(trial.source, ctx.target, backend),
                      baseline_key=keys.baseline_key(trial.match, trial.graph, where), rank=-1, advisor="", primary=True,
                      nodes=frozenset(trial.match.nodes), weight=trial.match.bytes_moved)
-    except Exception as exc:  # a kind need not cope with a match that a bundle made up
+    except (Exception, SystemExit) as exc:  # a kind need not cope with a match that a bundle made up
         return one_line(f"{step}: {type(exc).__name__}: {exc}", 300)
