@@ -5,14 +5,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from .as_captured import as_captured
+from .device import at_any_length
+from .watched import EXCHANGEABLE, REPLACED, SET, functions_of, slots_of
+
 if TYPE_CHECKING:
     import torch
 
-_SET = "was set to something else"
-_PLAIN = (bool, int, float, complex, str, tuple, type(None))
-_BACKWARDS = ("_is_full_backward_hook",)
-_REPLACED = "was replaced by another tensor"
+    from ..plugin.interfaces import Backend
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_EVERYWHERE = ("_global_forward_pre_hooks", "_global_forward_hooks")
 
 
 @cache
@@ -32,64 +35,149 @@ def place(parameter: "torch.Tensor", data: "torch.Tensor") -> None:
 
 
 class AsBound:
-    """A module's parameters, parts, hooks and ``forward`` as they are now. Values written in place are no change: programs read them.
+    """A module's parameters, buffers, parts, methods, hooks and plain attributes as they are now. Values written in place are no change.
 
     Every request asks, so an unchanged module is seen in a few passes over all of it that Python does not interpret item by item.
-    ``closely``: buffers and attributes that are plain values, the mode among them, may not be others either.
+
+    Args:
+        module: whose programs were bound.
+        with_mode: its training mode has a say; a language model's has none, and its configuration is looked at.
+        forward: runs the module once on as little as possible. Some forwards exchange buffers and attributes themselves, as those
+            of frequencies that follow the length: what one puts back, or writes whatever it was, is no change. None: nothing does.
     """
 
-    def __init__(self, module: "torch.nn.Module", closely: bool) -> None:
-        from torch import strided
+    def __init__(self, module: "torch.nn.Module", with_mode: bool, forward: "Callable[[torch.nn.Module], object] | None" = None) -> None:
+        import torch
 
-        slots: list[tuple[dict[str, Any], str, str, str]] = []
-        hooks: list[tuple[dict[int, Any], str]] = []
-        for path, part in module.named_modules():
-            prefix, whole = f"{path}." if path else "", path or type(part).__name__
-            slots += [(part._modules, name, prefix + name, "was replaced by another module") for name in part._modules]
-            slots += [(part._parameters, name, prefix + name, _REPLACED) for name in part._parameters]
-            if closely:
-                slots += [(part._buffers, name, prefix + name, "was replaced by another tensor") for name in part._buffers]
-                plain = (name for name, value in part.__dict__.items() if isinstance(value, _PLAIN) and name not in _BACKWARDS)
-                slots += [(part.__dict__, name, prefix + name, _SET) for name in plain if name != "forward"]
-            slots.append((part.__dict__, "forward", whole, "got another forward"))
-            hooks += [(getattr(part, table), whole) for table in _HOOKS]
-        self._owners, self._names, self._paths, self._words = map(list, zip(*slots, strict=True))
-        self._values = list(map(dict.get, self._owners, self._names))
-        self._parameters = [one for one, words in zip(self._values, self._words, strict=True)
-                            if words is _REPLACED and one is not None and one.layout is strided]  # others lie in several places
+        self._slots, self._forward = slots_of(module, with_mode), forward
+        self._values = [owner.get(name) for owner, name, _, _ in self._slots]
+        self._stand_ins: list[tuple[torch.Tensor, int]] = []  # equal buffers in the place of those that are read, and their version
+        self._parameters = [one for one, (*_, words) in zip(self._values, self._slots, strict=True)
+                            if words is REPLACED and one is not None and one.layout is torch.strided]  # others lie in several places
         self._lie = [(p.data_ptr(), p.shape, p.stride(), p.dtype) for p in self._parameters]
+        hooks = [(getattr(part, table), path or type(part).__name__) for path, part in module.named_modules() for table in _HOOKS]
+        hooks += [(getattr(torch.nn.modules.module, table), "every module of torch") for table in _EVERYWHERE]
         self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
         self._counts = list(map(_count, self._hooks))
+        self._parts = [(path or type(part).__name__, part, type(part)) for path, part in module.named_modules()]
+        self._methods = [(kind, name, getattr(kind, name)) for kind, name in functions_of(module)]
         self._is_same = self._same()
 
     def change(self) -> str:
         """One clause on the first change; empty: there is none."""
-        return "" if self._is_same() else self._first()
+        if self._is_same():
+            return ""
+        found = self._first()
+        if not found:  # what stands in another's place, and hooks of transformers' own, are what is seen from now on
+            self._is_same = self._same()
+        return found
 
     def _same(self) -> Callable[[], bool]:
         """Whether nothing at all is another thing than it was, in a function over local values: small modules ask at every call."""
-        owners, names, values, parameters, lie = self._owners, self._names, self._values, self._parameters, self._lie
-        hooks, count, get, is_same = self._hooks, sum(map(len, self._hooks)), dict.get, operator.is_
+        owners, names, values = [one[0] for one in self._slots], [one[1] for one in self._slots], self._values
+        parts, kinds = [one[1] for one in self._parts], [one[2] for one in self._parts]
+        classes, methods, functions = (list(map(operator.itemgetter(at), self._methods)) for at in range(3))
+        parameters, lie, hooks, stand_ins = self._parameters, self._lie, self._hooks, self._stand_ins
+        count, get, is_same = sum(map(len, hooks)), dict.get, operator.is_
 
         def same() -> bool:
             return (all(map(is_same, map(get, owners, names), values))
                     and [(p.data_ptr(), p.shape, p.stride(), p.dtype) for p in parameters] == lie
-                    and (sum(map(len, hooks)) == count if count else not any(hooks)))
+                    and all(map(is_same, map(getattr, classes, methods), functions)) and all(map(is_same, map(type, parts), kinds))
+                    and (sum(map(len, hooks)) == count if count else not any(hooks))
+                    and not (stand_ins and any(version_of(one) != then for one, then in stand_ins)))
 
         return same
 
     def _first(self) -> str:
-        for at, (now, then) in enumerate(zip(map(dict.get, self._owners, self._names), self._values, strict=True)):
-            if now is not then and not (self._words[at] is _SET and type(now) is type(then) and repr(now) == repr(then)):
-                return f"{self._paths[at]} {self._words[at]}"
+        changed = [at for at, ((owner, name, _, _), then) in enumerate(zip(self._slots, self._values, strict=True))
+                   if owner.get(name) is not then]
+        lasting = changed if self._forward is None else [at for at in changed if not self._is_exchangeable(at)]
+        return self._named(self._others(lasting)) or self._of_others() or self._named(self._not_put_back(changed)) or self._written()
+
+    def _named(self, changed: list[int]) -> str:
+        return f"{self._slots[changed[0]][2]} {self._slots[changed[0]][3]}" if changed else ""
+
+    def _of_others(self) -> str:
+        """What no name is looked up for: where parameters lie, classes and their methods, hooks."""
         for parameter, then in zip(self._parameters, self._lie, strict=True):
             now = parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype
             if now != then and (now[0] == then[0] or not _moved_by_a_store(parameter, then[0])):  # a store lays out anew what it moves
-                return f"{next(p for p, v in zip(self._paths, self._values, strict=True) if v is parameter)} {_REPLACED}"
+                return f"{next(one[2] for one, v in zip(self._slots, self._values, strict=True) if v is parameter)} {REPLACED}"
+        for path, part, kind in self._parts:
+            if type(part) is not kind:
+                return f"{path} became a {type(part).__name__}"
+        for kind, name, function in self._methods:
+            if getattr(kind, name, None) is not function:
+                return f"{kind.__name__}.{name} {'got another forward' if name == 'forward' else 'was replaced by another function'}"
         for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
             if _count(hooks) != count:
                 return f"{path} got a hook or lost one"
         return ""
+
+    def _not_put_back(self, changed: list[int]) -> list[int]:
+        """Those of ``changed`` that are other values, and that the forward of the module itself leaves so."""
+        others = self._others(changed)
+        if not others or self._forward is None:
+            return others
+        before = [self._now(at) for at in range(len(self._slots))]
+        try:
+            self._forward(self._parts[0][1])
+        except Exception:  # whatever it is: a forward that cannot run puts nothing back, and the change is refused
+            return others
+        written = {at for at, then in enumerate(before) if self._now(at) is not then}
+        left = self._others(self._different())
+        if lasting := [at for at in left if at not in written]:
+            return lasting
+        for at in reversed(left):  # its forward writes it whatever it is: nobody asks for it again
+            del self._slots[at], self._values[at]
+        return []
+
+    def _different(self) -> list[int]:
+        return [at for at in range(len(self._slots)) if self._now(at) is not self._values[at]]
+
+    def _others(self, changed: list[int]) -> list[int]:
+        """Those of ``changed`` that are other values now; what is equal stands for what was bound from now on."""
+        found = []
+        for at in changed:
+            now, then = self._now(at), self._values[at]
+            if self._is_exchangeable(at) and _equal(now, then):
+                if self._slots[at][3] is EXCHANGEABLE:  # programs read the one that was bound, where nobody writes any more
+                    self._stand_ins.append((now, version_of(now)))
+                self._values[at] = now
+            else:
+                found.append(at)
+        return found
+
+    def _is_exchangeable(self, at: int) -> bool:
+        words = self._slots[at][3]
+        return words is SET or (words is EXCHANGEABLE and self._forward is not None)
+
+    def _now(self, at: int) -> Any:
+        owner, name, _, _ = self._slots[at]
+        return owner.get(name)
+
+    def _written(self) -> str:
+        """What was written to a buffer that stands in the place of the one that is read."""
+        found = next((one for one, then in self._stand_ins if version_of(one) != then), None)
+        path = next((slot[2] for slot, value in zip(self._slots, self._values, strict=True) if value is found), "")
+        return "" if found is None or not path else f"{path} {EXCHANGEABLE}"
+
+
+def read_token(module: "torch.nn.Module", device: str, backend: "Backend | None") -> None:
+    """Let a language model itself read one token, as transformers' own loop would."""
+    import torch
+
+    with as_captured(), at_any_length(backend), torch.no_grad():
+        module(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=device))
+
+
+def _equal(now: Any, then: Any) -> bool:
+    import torch
+
+    if isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor):
+        return now.shape == then.shape and now.dtype == then.dtype and torch.equal(now.to(then.device), then)
+    return type(now) is type(then) and repr(now) == repr(then)
 
 
 def _moved_by_a_store(parameter: "torch.Tensor", then: int) -> bool:

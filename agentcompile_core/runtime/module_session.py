@@ -74,7 +74,7 @@ class ModuleSession:
         self._call = calls.read(graphs.call)
         self._direct = self._directly()
         self._positional = len(self._call.args["tuple"]) if self._call is not None and self._call.is_positional else None
-        weights.settle(closely=True)
+        weights.settle(with_mode=True)
 
     @property
     def under_autocast(self) -> bool:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
@@ -23,6 +24,7 @@ from .device import release_cache
 from .executables import Executables
 from .holding import give_back
 from .live import HostPosition
+from .module_changes import read_token
 from .preparing import DecodePrograms, capture_each, chunk_sizes
 from .program import Program
 from .prompts import check_length, prompt_of
@@ -152,7 +154,7 @@ class Session:
         with self._lock, self._trailing.behind(), as_captured():
             left_out = capture_each(capture, self._programs, self._bound, self._steps)
             release_cache()  # what warm-ups used and no request needs
-            self._weights.settle()
+            self._weights.settle(forward=partial(read_token, device=self.device, backend=self.backend))
         return left_out
 
     @property

@@ -1,7 +1,7 @@
 """The one owner of a model's parameters and buffers on the device."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -178,12 +178,12 @@ class WeightStore:
         self._groups[names] = joined
         return joined
 
-    def settle(self, *, closely: bool = False) -> None:
+    def settle(self, *, with_mode: bool = False, forward: "Callable[[torch.nn.Module], object] | None" = None) -> None:
         """Everything is where programs read it from now on: ``check_unchanged`` looks at what became of the module since.
 
-        ``closely``: at buffers and plain attributes too. Language models exchange some while transformers' own loop runs them.
+        ``with_mode`` and ``forward``: see ``AsBound``.
         """
-        self._as_bound = AsBound(self._module, closely) if self._module is not None else None
+        self._as_bound = AsBound(self._module, with_mode, forward) if self._module is not None else None
 
     def check_unchanged(self, name: str) -> None:
         """Do nothing where nothing was settled, or the module is the one whose programs these are.
