@@ -61,7 +61,6 @@ def samples(model: Any) -> dict[str, dict[str, Any]]:
         "num_assistant_tokens_schedule": "constant", "assistant_lookbehind": 3, "target_lookbehind": 3,
     }
     found: dict[str, dict[str, Any]] = {name: {name: value} for name, value in fields.items()}
-    found["penalty_alpha"]["top_k"] = 4
     for name, value in {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.1, "top_h": 0.5, "typical_p": 0.8, "epsilon_cutoff": 0.01,
                         "eta_cutoff": 0.01}.items():
         found[name] = {**DRAWN, name: value}

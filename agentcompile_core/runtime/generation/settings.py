@@ -205,8 +205,12 @@ def mode_of(config: Any, assistant: Any = None) -> str:
     Raises:
         UsageError: values of another type than transformers compares there.
     """
+    filled = copy.copy(config)  # transformers looks once what nobody set is its defaults: with penalty_alpha, top_k of 50 is another way
+    for name, value in filled._get_default_generation_params().items():
+        if getattr(filled, name, None) is None:
+            setattr(filled, name, value)
     try:
-        found = config.get_generation_mode(assistant)
+        found = filled.get_generation_mode(assistant)
     except Exception as exc:
         raise UsageError(f"these generation settings cannot be: {one_line(exc)}") from exc
     return str(getattr(found, "value", found))

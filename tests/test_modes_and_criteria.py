@@ -1,0 +1,38 @@
+"""Requests of which transformers decides something late: the way to search, how many tokens there are, which tokens they are at last."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from test_generate_manners import CONFIG, PROMPT, QUICK
+
+import agentcompile_core as ac
+from agentcompile_core.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(1)
+    made = transformers.LlamaForCausalLM(CONFIG).eval().requires_grad_(False)
+    for parameter in made.parameters():
+        parameter.data.mul_(8.0) if parameter.dim() > 1 else None
+    return made
+
+
+@pytest.fixture(scope="module")
+def mine(model) -> Any:
+    return ac.compile(model, **QUICK)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("beside", [{}, {"position_ids": torch.arange(5)[None]}, {"top_k": 4}, {"top_k": 0}, {"top_k": 1}], ids=str)
+def test_the_way_to_search_is_what_transformers_finds_with_its_defaults(model, mine, beside: dict[str, Any]) -> None:
+    asked = {"penalty_alpha": 0.6, "max_new_tokens": 4, **beside}
+    if beside.get("top_k", 50) < 2:
+        assert torch.equal(mine.generate(PROMPT, **asked), model.generate(PROMPT, **asked))
+        return
+    with pytest.raises(ValueError, match="Contrastive Search"):
+        model.generate(PROMPT, **asked)
+    with pytest.raises(UsageError, match="Contrastive Search"):
+        mine.generate(PROMPT, **asked)
