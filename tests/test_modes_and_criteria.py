@@ -36,3 +36,15 @@ def test_the_way_to_search_is_what_transformers_finds_with_its_defaults(model, m
         model.generate(PROMPT, **asked)
     with pytest.raises(UsageError, match="Contrastive Search"):
         mine.generate(PROMPT, **asked)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("longest", [1, 4, 5, 6, 8])
+@pytest.mark.parametrize("values", [{}, {"do_sample": True, "top_k": 1}, {"no_repeat_ngram_size": 2}, {"num_beams": 2},
+                                    {"return_dict_in_generate": True}], ids=str)
+def test_a_length_that_the_prompt_has_reached_makes_one_token(model, mine, longest: int, values: dict[str, Any]) -> None:
+    def found(one: Any) -> Any:
+        made = one.generate(PROMPT, stopping_criteria=[transformers.MaxLengthCriteria(longest)], max_new_tokens=4, eos_token_id=None, **values)
+        return made if isinstance(made, torch.Tensor) else made.sequences
+
+    assert torch.equal(found(mine), found(model))

@@ -153,11 +153,11 @@ class StepModel(GenerationMixin):
 
     @staticmethod
     def _most(input_ids: torch.Tensor, criteria: Any) -> int:
-        """New tokens at most."""
+        """New tokens at most; transformers asks its criteria behind the first one, so that there is always one."""
         lengths = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
         if not lengths:
             raise UsageError("this request has no greatest length; pass max_new_tokens")
-        return int(min(lengths)) - input_ids.shape[1]
+        return max(1, int(min(lengths)) - input_ids.shape[1])
 
     def _each_row(self, input_ids: torch.Tensor, mask: torch.Tensor | None, criteria: Any, config: Any, streamer: Any) -> torch.Tensor:
         """The most likely tokens of every row, padded behind as transformers pads rows that ended: by steps of several rows where the
