@@ -44,7 +44,39 @@ def test_the_way_to_search_is_what_transformers_finds_with_its_defaults(model, m
                                     {"return_dict_in_generate": True}], ids=str)
 def test_a_length_that_the_prompt_has_reached_makes_one_token(model, mine, longest: int, values: dict[str, Any]) -> None:
     def found(one: Any) -> Any:
-        made = one.generate(PROMPT, stopping_criteria=[transformers.MaxLengthCriteria(longest)], max_new_tokens=4, eos_token_id=None, **values)
+        criteria = [transformers.MaxLengthCriteria(longest)]
+        made = one.generate(PROMPT, stopping_criteria=criteria, max_new_tokens=4, eos_token_id=None, **values)
         return made if isinstance(made, torch.Tensor) else made.sequences
 
     assert torch.equal(found(mine), found(model))
+
+
+class Writes(transformers.LogitsProcessor):
+    """Writes into the tokens that it is shown."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        ids[:, self.at] = 3
+        return scores
+
+
+class WritesAtTheEnd(transformers.StoppingCriteria):
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor, **others: Any) -> torch.Tensor:
+        ids[:, -1] = 4
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("values", [{}, {"do_sample": True, "top_k": 3}, {"no_repeat_ngram_size": 1}, {"num_beams": 2},
+                                    {"return_dict_in_generate": True}, {"stopping_criteria": [WritesAtTheEnd()]}], ids=str)
+@pytest.mark.parametrize("at", [0, -1])
+def test_tokens_that_a_processor_writes_are_those_that_come_back(model, mine, at: int, values: dict[str, Any]) -> None:
+    def found(one: Any) -> Any:
+        torch.manual_seed(5)
+        made = one.generate(PROMPT.clone(), logits_processor=[Writes(at)], max_new_tokens=6, eos_token_id=None, **values)
+        return made if isinstance(made, torch.Tensor) else made.sequences
+
+    ours = found(mine)
+    assert torch.equal(ours, found(model)) and not ours.is_inference()

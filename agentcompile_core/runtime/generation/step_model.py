@@ -20,6 +20,7 @@ from ..token_loop import collected
 from .cache_name import CACHE_NAME
 from .on_scores import alone
 from .sequences import Sequences
+from .shown import Shown
 from .step_cache import StepCache
 
 if TYPE_CHECKING:
@@ -98,9 +99,11 @@ class StepModel(GenerationMixin):
         if is_plain and not generation_config.return_dict_in_generate and (streamer is None or len(input_ids) == 1):
             return self._each_row(input_ids, others.get("attention_mask"), stopping_criteria, generation_config, streamer)
         if not why:
-            pick = Pick(processors=logits_processor, stops=stopping_criteria, do_sample=bool(generation_config.do_sample),
-                        alone=self._alone(logits_processor, stopping_criteria))
-            return self._tokens(input_ids, self._most(input_ids, stopping_criteria), pick, streamer)
+            by_device, seen = self._alone(logits_processor, stopping_criteria), Shown()
+            pick = Pick(processors=logits_processor if by_device else seen.to(logits_processor), alone=by_device,
+                        stops=stopping_criteria if by_device else seen.to(stopping_criteria), do_sample=bool(generation_config.do_sample))
+            found = self._tokens(input_ids, self._most(input_ids, stopping_criteria), pick, streamer)
+            return found if seen.ids is None else seen.ids.clone().to(input_ids.device)
         self._over_the_step(why)
         if any(isinstance(one, MaxLengthCriteria) for one in stopping_criteria):  # else the cache grows from step to step
             shown = others.get("attention_mask")
