@@ -35,7 +35,8 @@ def test_the_rounds_of_a_schedule_are_tried_at_their_ends(tile: int, splits: int
         last = 4096 // period * period
         assert last - 1 in positions and (last in positions or last == 4096)
     lasting = BY_NAME["attention"].lasting_families(match)
-    assert {0, 4095} <= positions and len([case for case in found if case.family not in lasting]) <= 39 and len(lasting) <= 3
+    assert {0, 4095} <= positions and len([case for case in found if case.family not in (*lasting, "nan")]) <= 38 and len(lasting) <= 3
+    assert len([case for case in found if case.family == "nan"]) <= 2 + len(match.operands)
 
 
 def test_a_family_that_states_no_period_gets_positions_from_all_its_integers() -> None:
@@ -64,7 +65,8 @@ def test_advice_only_adds_cases(risks: list[Risk], capacity: int) -> None:
 def test_every_family_is_drawn_and_holds_what_it_says() -> None:
     match, _ = cases.norm_case(columns=256)
     kind = BY_NAME["norm"]
-    drawn = {case.family: make_inputs(match, kind, case, "cpu")["x"].float() for case in cases_for(match, kind, "s", emulated=True)}
+    tried = [case for case in cases_for(match, kind, "s", emulated=True) if case.carrier in ("", "x")]
+    drawn = {case.family: make_inputs(match, kind, case, "cpu")["x"].float() for case in tried}
     assert set(drawn) >= set(InputFamily)
     assert int(drawn["nan"].isnan().sum()) == 1 and {float("inf"), float("-inf")} <= set(drawn["infinite"].reshape(-1).tolist())
     assert bool((drawn["all_minus_inf"] == -torch.inf).all()) and bool((drawn["max_finite"].abs() == 65504).any())

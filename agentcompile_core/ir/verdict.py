@@ -61,7 +61,7 @@ class InputFamily(enum.StrEnum):
     TIES = "ties"  # the largest element several times
     ONE_HUGE = "one_huge"  # one activation of 2^14
     MAX_FINITE = "max_finite"  # some elements at the ends of the type's range
-    NAN = "nan"  # one NaN in an element that is used: it must reach every result that depends on it
+    NAN = "nan"  # NaN in elements that are used, of the case's ``carrier``: they must reach every result that depends on them
     INFINITE = "infinite"  # one infinity of either sign
     ALL_MINUS_INF = "all_minus_inf"
     LARGE_MEAN_BELOW = "large_mean_below"  # LARGE_MEAN below zero: what stands for elements that are not there may not be the largest
@@ -73,7 +73,8 @@ class Case:
 
     ``misaligned``: buffers begin at addresses that are multiples of no more than the runtime promises (16 bytes; of an element
     where an operand's size is no multiple of 16), ``alone``: only that of the operand called so. ``weights_seed``: what weights
-    are drawn from where several cases share them, since they are large and drawn on the host; 0: the case's own seed.
+    are drawn from where several cases share them, since they are large and drawn on the host; 0: the case's own seed. ``carrier``:
+    the one operand that holds the NaN of its family, since the NaN of one hides that of another; empty: every input has one.
     """
 
     family: str = field(converter=word)  # an InputFamily, or a word of the match kind
@@ -82,6 +83,7 @@ class Case:
     misaligned: bool = False
     alone: str = ""
     weights_seed: int = 0
+    carrier: str = ""
 
 
 @frozen(kw_only=True)

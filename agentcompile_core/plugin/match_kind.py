@@ -167,6 +167,10 @@ class MatchKind:
         shape = operand.spec.shape
         return (said.mean if said else 0.0), (0.1 if len(shape) < 2 else shape[-1] ** -0.5)
 
+    def part_read(self, match: Match, operand: Operand) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
+        """First element, extents and strides (in elements) of what is read of an operand of which a part is read; None: all of it."""
+        return None
+
     def reference(self, match: Match, graph: Graph, values: "Mapping[str, torch.Tensor]", depth: int) -> "dict[str, Bounded] | None":
         """Reference and error budget by value name, outputs and states; None: from the match's graph, operator by operator.
 

@@ -9,12 +9,12 @@ from ..ir.graph import Graph, TensorSpec
 from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case, InputFamily
 from ..ops.dtypes import torch_dtype
-from ..plugin.match_kind import MatchKind
+from ..plugin.match_kind import WEIGHTS, MatchKind
+from .carried import with_nan
 from .edges import EDGED, edged
 from .shared_weights import SharedWeights
 
 SCALE: dict[str, float] = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}
-WEIGHTS = (Role.WEIGHT, Role.CONSTANT)
 SPIKES = 0.005  # share of outliers in the spiky family
 SPIKE = 50.0
 
@@ -24,7 +24,8 @@ def make_inputs(match: Match, kind: MatchKind, case: Case, device: str, into: di
     """Values of every operand that is not an output, by operand name, in the operand's shape and dtype.
 
     What ``kind`` does not make itself is drawn here: weights with the scale of trained ones, integers inside what they
-    index. States that are filled step by step hold data below the position and NaN from it on. Operands that are the same
+    index. States that are filled step by step hold data below the position and NaN from it on. Where the case says which operand
+    carries the NaN of its family, no other has one. Operands that are the same
     values hold the same. ``into`` gives tensors to fill instead of new ones; ``shared`` the weights that cases share, drawn once,
     which nobody may write to then.
 
@@ -47,6 +48,13 @@ def make_inputs(match: Match, kind: MatchKind, case: Case, device: str, into: di
 def make_operand(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str,
                  shared: SharedWeights | None = None) -> Tensor:
     """One operand of ``make_inputs``."""
+    made = _made(match, kind, operand, case, generator, device, shared)
+    return with_nan(made, match, kind, operand, case) if operand.name == case.carrier else made
+
+
+def _made(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str,
+          shared: SharedWeights | None) -> Tensor:
+    """The same without the NaN that it carries."""
     dtype, said = torch_dtype(operand.spec.dtype), kind.operand(operand.name)
     tensor = kind.make(match, operand, case, generator, device)
     own = tensor is not None
@@ -82,8 +90,8 @@ def _filled(match: Match, kind: MatchKind, operand: Operand, axis: int, case: Ca
 
 
 def _last_is_nan(tensor: Tensor, axis: int, case: Case) -> None:
-    if case.family == InputFamily.NAN and 0 < case.position <= tensor.shape[axis]:
-        tensor.select(axis, case.position - 1).reshape(-1)[:1] = float("nan")
+    if case.family == InputFamily.NAN and not case.carrier and 0 < case.position <= tensor.shape[axis]:
+        tensor.select(axis, case.position - 1)[(0,) * (tensor.dim() - 1)] = float("nan")
 
 
 def _drawn(match: Match, kind: MatchKind, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor:
@@ -116,6 +124,8 @@ def _draw(spec: TensorSpec, case: Case, generator: torch.Generator, device: str,
     if family == InputFamily.SPIKY:
         spikes = torch.rand(shape, generator=generator, device=device) < SPIKES
         tensor = torch.where(spikes, tensor * SPIKE, tensor)
+    if case.carrier:
+        return tensor
     return edged(tensor, spec, case, generator) if family in EDGED else tensor * SCALE.get(family, 1.0)
 
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from attrs import evolve
 
 from agentcompile_core.plugin_api import Case, InputFamily, Role, StepSource, Trial, argument_values, compare, same_bits
 from agentcompile_core.worker.buffers import Buffers
@@ -42,10 +43,11 @@ class Runner:
 def random_cases(trial: Trial, numbers: range) -> Iterator[Case]:
     """Cases of every input family that the trial knows, at any position up to the last of its cases; each is drawn from its number."""
     families = sorted({*InputFamily, *(case.family for case in trial.cases)})
-    positions = [case.position for case in trial.cases]
+    positions, carriers = [case.position for case in trial.cases], [case.carrier for case in trial.cases if case.carrier]
     for number in numbers:
         draw = random.Random(f"{trial.match.id} {number}")
-        yield Case(family=draw.choice(families), seed=draw.randrange(1 << 30), position=draw.randint(min(positions), max(positions)))
+        case = Case(family=draw.choice(families), seed=draw.randrange(1 << 30), position=draw.randint(min(positions), max(positions)))
+        yield evolve(case, carrier=draw.choice(["", *carriers])) if case.family == InputFamily.NAN else case
 
 
 def differences(subject: Subject, sources: Sequence[StepSource], numbers: range) -> list[str]:

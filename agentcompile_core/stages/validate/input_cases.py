@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from random import Random
+from typing import Any
 
 from ...ir import serial
 from ...ir.advice import Risk
 from ...ir.candidate import StepSource
+from ...ir.graph import TensorSpec
 from ...ir.plan import Schedule
-from ...ir.region import Match, Role
+from ...ir.region import Access, Match, Role
 from ...ir.verdict import Case, InputFamily
-from ...plugin.match_kind import EMULATED_POSITIONS, MatchKind
+from ...plugin.match_kind import EMULATED_POSITIONS, READS, MatchKind
 
 F = InputFamily
 _FAMILIES = (F.NORMAL, F.INTEGERS, F.NORMAL_LARGE, F.NORMAL_SMALL, F.ONE_HOT, F.SPIKY, F.LARGE_MEAN, F.TIES, F.ONE_HUGE, F.MAX_FINITE,
@@ -47,17 +49,35 @@ def cases_for(match: Match, kind: MatchKind, seed: str, risks: Iterable[Risk] = 
     large = emulated and sum(o.spec.numel for o in match.operands if o.role is Role.WEIGHT) > SHARED_ELEMENTS
     weights_seed = _drawn(seed, match.id, kind.version, "weights") if large else 0
 
-    def case(number: int, family: str, position: int, misaligned: bool = False, alone: str = "") -> Case:
+    def case(number: int, family: str, position: int, **said: Any) -> Case:
         drawn = _drawn(seed, match.id, kind.version, family, position, number)
-        return Case(family=family, seed=drawn, position=position, misaligned=misaligned, alone=alone, weights_seed=weights_seed)
+        return Case(family=family, seed=drawn, position=position, weights_seed=weights_seed, **said)
 
-    fixed = [case(0, family, position) for family, position in dict.fromkeys(pairs)]
+    first, *others = _carriers(match, kind, positions[0]) or ("",)
+    fixed = [case(0, family, position, carrier=first if family == F.NAN else "") for family, position in dict.fromkeys(pairs)]
+    fixed += [case(1 + i, F.NAN, positions[0], carrier=carrier) for i, carrier in enumerate(others)]
+    if first:  # and once more in an element that is read alone, which none of the others need be
+        fixed.append(case(1 + len(others), F.NAN, positions[0], carrier=first, misaligned=True))
     fixed.append(case(0, F.INTEGERS, positions[-1], misaligned=True))  # at the addresses that the runtime promises, and no better
     ragged = [operand.name for operand in match.operands if operand.is_ragged]
     if len(ragged) > 1:  # who looks at one address only finds another one that is less
         fixed += [case(0, F.INTEGERS, positions[-1], misaligned=True, alone=name) for name in ragged]
-    named = [case(1 + i, _RISKS[risk], positions[i % len(positions)], risk is Risk.MISALIGNED) for i, risk in enumerate(risks)]
+    named = [case(1 + i, _RISKS[risk], positions[i % len(positions)], misaligned=risk is Risk.MISALIGNED) for i, risk in enumerate(risks)]
     return (*fixed, *named)
+
+
+def _carriers(match: Match, kind: MatchKind, position: int) -> tuple[str, ...]:
+    """The operands whose NaN a case shows: all of floating point that are read, one for each of their values, the main one first.
+
+    Each has a case of its own: a NaN of ``x`` makes all of a row NaN, and with it whatever became of that of a scale or of a bias.
+    """
+    found: dict[tuple[tuple[str, ...], TensorSpec], str] = {}
+    for operand in match.operands:
+        said = kind.operand(operand.name)
+        begun = said is None or said.filled_along is None or position > 0  # a state that is filled up to the position holds something
+        if operand.role in (*READS, Role.STATE) and operand.access is not Access.WRITE and operand.spec.dtype.is_float and begun:
+            found.setdefault((operand.values, operand.spec), operand.name)
+    return tuple(found.values())
 
 
 def _drawn(*of: object) -> int:

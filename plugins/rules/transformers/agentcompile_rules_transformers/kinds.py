@@ -37,6 +37,7 @@ ROPE_BASE = 1e6
 OUT = (Role.OUTPUT,)
 STATE = (Role.STATE,)
 LENGTH = (Role.LENGTH,)
+AXES = 4  # of a strided input
 
 
 def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
@@ -73,6 +74,14 @@ class Rotary(MatchKind):
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Tables of a real position."""
         return rotation(match, operand, case, device)
+
+    def part_read(self, match: Match, operand: Operand) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
+        """Of what is rotated its heads, which may lie among others; of the rest what is not rotated."""
+        width = {"x": match.integer("rotary_dim", 0), "rest": match.integer("head_dim", 0) - match.integer("rotary_dim", 0)}
+        if operand.name not in width:
+            return None
+        step = match.integer(f"{operand.name}_step")
+        return match.integer(f"{operand.name}_first", 0), (match.integer("heads") if step else 1, width[operand.name]), (step, 1)
 
 
 class Attention(Normed):
@@ -134,6 +143,13 @@ class Pointwise(MatchKind):
     def weight_scale(self, match: Match, operand: Operand) -> tuple[float, float]:
         """Variances of a batch norm are around 1."""
         return (1.0, 0.1) if operand.name in rooted(match) else super().weight_scale(match, operand)
+
+    def part_read(self, match: Match, operand: Operand) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
+        """Of a strided input the part that is copied."""
+        if match.text("broadcast0", "full") != "strided" or operand.name != "in0":
+            return None
+        extents, strides = (tuple(match.integer(f"{what}{axis}") for axis in range(AXES)) for what in ("extent", "stride"))
+        return match.integer("offset"), extents, strides
 
 
 class Argmax(MatchKind):
@@ -272,6 +288,10 @@ class Matmul(MatchKind):
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
         """Factors of those sums."""
         return products.swamped(match, operand, case, device) if case.family == sums.SWAMPED else None
+
+    def part_read(self, match: Match, operand: Operand) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
+        """Of a factor the elements of its products."""
+        return products.part_read(match, operand)
 
 
 MATMUL = Matmul(

@@ -24,6 +24,14 @@ def extent(match: Match, name: str) -> int:
     return found
 
 
+def part_read(match: Match, operand: Operand) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
+    """What ``MatchKind.part_read`` asks: of a factor the elements of its products; None for what is no factor."""
+    if operand.name not in ("a", "b"):
+        return None
+    extents, steps = _axes(match, operand.name)
+    return match.integer(f"{operand.name}_offset"), tuple(extents), tuple(steps)
+
+
 def swamped(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
     """Factor a has one row over and over; b has, for each column, products with it that are large or lie below half a step.
 

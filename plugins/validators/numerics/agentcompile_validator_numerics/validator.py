@@ -21,7 +21,7 @@ POISONS = (float("nan"), 777.0)
 
 
 class NumericsValidator(Validator):
-    """Runs every case twice, with other poisons in the outputs and at other addresses, and demands:
+    """Runs every case twice (those of a single NaN once), with other poisons in the outputs and at other addresses, and demands:
 
     - every output within the error budget of the fp64 reference (integers, copies and small-integer sums bit for bit);
     - both runs equal bit for bit: nothing unwritten, nothing left to chance, nothing depends on the address;
@@ -53,14 +53,16 @@ class NumericsValidator(Validator):
         return Verdict(validator=self.name, outcome=Outcome.PASS, checks=tuple(checks))
 
     def _case(self, case: Case, run: TrialRun) -> tuple[Check, Cause | None]:
-        name = f"{case.family} seed {case.seed} position {case.position}"
-        first = run.run(case, POISONS[0])
+        name = f"{case.family} seed {case.seed} position {case.position}{f' of {case.carrier}' if case.carrier else ''}"
+        first = run.run(case, POISONS[-1 if case.carrier else 0])  # what is to be NaN must have been written
         damage = _damage(first)
         if damage:
             return Check(name=name, outcome=Outcome.FAIL, detail=damage), Cause.MEMORY_FAULT
         check = _compared(name, case, run, first)
         if check.outcome is Outcome.FAIL:
             return check, Cause.TOLERANCE
+        if case.carrier:  # one run of these shows what they are for; that runs agree is shown by all others
+            return check, None
         second = run.run(case, POISONS[1])
         damage = _damage(second)
         if damage:

@@ -7,7 +7,7 @@ from agentcompile_validator_numerics import NumericsValidator, agentcompile_vali
 from agentcompile_validator_numerics.controls import trials_for
 from attrs import evolve
 
-from agentcompile_core.plugin_api import CONTROL_DEFECTS, Cause, Origin, Outcome, Schedule, Step, control_source
+from agentcompile_core.plugin_api import CONTROL_DEFECTS, Case, Cause, Origin, Outcome, Schedule, Step, control_source
 from agentcompile_core.testing import doubles
 from agentcompile_core.worker import Job
 from agentcompile_core.worker.evaluate import WorkerState
@@ -153,3 +153,32 @@ def test_a_reference_that_raises_does_so_to_whoever_asks_for_it(monkeypatch: pyt
     with pytest.raises(ArithmeticError, match="no reference today"):
         execution.expected(good.cases[0], result.inputs)
     assert isinstance(execution.fault, ArithmeticError)
+
+
+@pytest.mark.parametrize("carrier", ["in0", "in1"])
+def test_a_nan_that_one_operand_carries_takes_one_run_which_shows_that_it_was_written(carrier: str):
+    class Skips(ControlBackend):
+        runs, skips = 0, False
+
+        def prepare_launch(self, handle, launch, arguments, pdl):
+            run = super().prepare_launch(handle, launch, arguments, pdl)
+            out = (ctypes.c_float * arguments[4]).from_address(arguments[2])
+
+            def skipping(stream: int) -> None:
+                before = list(out)
+                run(stream)
+                self.runs += 1
+                for i, value in enumerate(out):
+                    if self.skips and value != value:
+                        out[i] = before[i]
+
+            return skipping
+
+    (good,), _ = trials_for(ControlBackend())
+    trial, backend = evolve(good, cases=(Case(family="nan", seed=1, carrier=carrier),)), Skips()
+    handle = backend.load(backend.build(trial.source, trial.target))
+    verdict = NumericsValidator().check(trial, Execution(trial, backend, handle))
+    assert (verdict.outcome, backend.runs) == (Outcome.PASS, 1) and verdict.checks[0].name == f"nan seed 1 position 0 of {carrier}"
+    backend.skips = True
+    verdict = NumericsValidator().check(trial, Execution(trial, backend, handle))
+    assert verdict.outcome is Outcome.FAIL and "is 777, reference nan" in verdict.message
