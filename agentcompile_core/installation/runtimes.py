@@ -9,9 +9,10 @@ from ..ir.graph import KVSpec
 from ..plugin.interfaces import DecodeRuntime, KVCacheRuntime
 from ..plugin.reserving import Reserved
 from ..plugin.running import KVState
-from ..runtime.built_in import CORES_OWN, PlainKVCache
+from ..runtime.built_in import CORES_OWN, PlainKVCache, PythonLoop
 from ..runtime.executables import Executables
 from . import kv_state as checks
+from .guarded_decode import GuardedDecode
 
 R = TypeVar("R", KVCacheRuntime, DecodeRuntime)
 CACHE = "KV cache"
@@ -86,15 +87,23 @@ def _called(wanted: str, found: list[R], what: str) -> R:
     return named[0]
 
 
-def _usable(runtime: DecodeRuntime, executables: Executables) -> Literal[True] | Reject:
+def _usable(runtime: DecodeRuntime, executables: Executables, ctx: Context) -> Literal[True] | Reject | None:
+    """Whether ``runtime`` works here; None: it raised, or answered neither (recorded)."""
     backend, device = executables.backend, executables.device
     if runtime.needs_capture and (backend is None or not backend.captures):
         return Reject(f"it captures programs, and no backend that is installed and works here captures on the device {device}")
-    return runtime.available(device)
+    answered: list[object] = []
+    ctx.catalog.guard(lambda: answered.append(runtime.available(device)), stage=StageName.INSTALL, plugin=runtime.name, subject="available")
+    for answer in answered:
+        if answer is True or isinstance(answer, Reject):
+            return answer  # type: ignore[return-value]
+        ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.CONTRACT, plugin=runtime.name, subject="available",
+                         message=f"available() returned {answer!r}; allowed are True and Reject(reason)"))
+    return None
 
 
 def decode_runtime(ctx: Context, executables: Executables, notes: list[str]) -> DecodeRuntime:
-    """What decode steps run on: the runtime that is asked for by name, else the first by preference that works here.
+    """What decode steps run on: the runtime that is asked for by name, else the first by preference that works here; a plugin's guarded.
 
     Raises:
         UsageError: the one that is asked for is not installed, or says that it cannot run here.
@@ -102,13 +111,17 @@ def decode_runtime(ctx: Context, executables: Executables, notes: list[str]) -> 
     found = sorted((r for r in ctx.catalog.runtimes.values() if isinstance(r, DecodeRuntime)), key=lambda r: -r.preference)
     wanted = ctx.config.decode
     if wanted:
-        runtime = _called(wanted, found, "decode")
-        answer = _usable(runtime, executables)
-        if isinstance(answer, Reject):
+        found = [_called(wanted, found, "decode"), PythonLoop()]
+    answers: list[Reject] = []
+    for runtime in found:
+        answer = _usable(runtime, executables, ctx)
+        if answer is True:
+            break
+        if wanted and isinstance(answer, Reject):
             raise UsageError(f"decode runtime {wanted!r} cannot run here: {answer.reason}")
-        return runtime
-    best = next(r for r in found if _usable(r, executables))
-    if best.preference <= CORES_OWN and executables.device != "cpu":
-        reasons = [answer.reason for answer in (_usable(r, executables) for r in found) if isinstance(answer, Reject)]
-        notes.append(f"decode: a Python loop ({reasons[0] if reasons else 'no plugin for decode steps is installed'})")
-    return best
+        answers.append(answer if isinstance(answer, Reject) else Reject(f"{runtime.name} does not say whether it works here"))
+    if runtime.preference > CORES_OWN:
+        return GuardedDecode(runtime, ctx, notes)
+    if executables.device != "cpu" or (wanted and answers):
+        notes.append(f"decode: a Python loop ({answers[0].reason if answers else 'no plugin for decode steps is installed'})")
+    return runtime

@@ -99,6 +99,7 @@ class ChunkInputs:
 
         behind = _behind(tokens)
         self.flat = torch.zeros(behind + APART + 1, dtype=torch.int64, device=device)
+        self.flat[-1] = 1  # a runtime may warm up before anything is read: the last of no tokens has no logits
         self._views = self.flat[:tokens].view(1, tokens), self.flat[behind : behind + 1], self.flat[behind + APART :]
 
     def named(self, names: Sequence[str]) -> "dict[str, torch.Tensor]":
