@@ -18,6 +18,7 @@ from agentcompile_core.errors import Cause
 from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
 from agentcompile_core.ir.verdict import Check, Outcome, Verdict
 from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.plugin.events import Skipped
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.store import Store
 from agentcompile_core.testing import bad_validators, doubles
@@ -38,7 +39,7 @@ class TwoSpeeds(doubles.FakeFamily):
         return ScheduleSpace(parameters=parameters, points=tuple(Schedule({"behave": "honest", "us": us}) for us in (2.0, 4.0)))
 
 
-def compiled(folder: Path, validators: tuple[str, ...]) -> Any:
+def compiled(folder: Path, validators: tuple[str, ...], budget_s: float = 60.0, **more: Any) -> Any:
     """The addition, compiled with two kernels under ``validators`` and run on the backend of doubles."""
     (folder / "addition.py").write_text(MODULE)
     every = list(bad_validators.catalog().validators.values())
@@ -47,7 +48,7 @@ def compiled(folder: Path, validators: tuple[str, ...]) -> Any:
                              agentcompile_validators=hookimpl(lambda: every))
     catalog = load_catalog(only=(), extra=[("doubles", offers), ("rules", agentcompile_rules_transformers)])
     return ac.compile(str(folder / "addition.py"), device="cpu", run_on="fake", catalog=catalog, store=Store(None),
-                      config=Config(validators=validators, backend="fake", rounds=1, budget_s=60.0))
+                      config=Config(validators=validators, backend="fake", rounds=1, budget_s=budget_s), **more)
 
 
 @pytest.fixture
@@ -79,6 +80,14 @@ def test_a_note_says_where_nobody_compares_with_the_reference(tmp_path: Path, wo
     for names in (("numerics",), ("simple", "numerics"), ("numerics/numerics",)):
         assert without_reference(Config(validators=names)) == ()
     assert "(nobody)" in without_reference(Config(validators=()))[0]
+
+
+def test_what_ran_when_the_time_was_over_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = partial(Worker, catalog=CATALOG, builders=1), list[Any]()
+    monkeypatch.setattr(agentcompile_core.worker, "Worker", lambda **given: made(**{**given, "deadlines_s": {"check": 100.0}}))
+    compiled(tmp_path, ("simple", "candidate_hangs"), budget_s=4.0, report=seen.append)
+    said = [(event.subject, event.message) for event in seen if isinstance(event, Skipped) and "the time was used up" in event.message]
+    assert [message for _, message in said] == ["the time was used up during check by candidate_hangs"] and "us=2.0" in said[0][0]
 
 
 @pytest.mark.parametrize("how", ["base"])

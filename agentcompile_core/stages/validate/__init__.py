@@ -87,6 +87,7 @@ class _Stage:
         self._ordered, self._backend, self._stop_at, self._ctx = ordered, backend, stop_at, ctx
         self._queue = Queue(ordered, backend, ctx)
         self._ledger = Ledger(backend, ctx)
+        self._phases: dict[int, str] = {}  # what the worker was last seen to do with each job
 
     def evaluated(self, candidates: tuple[Candidate, ...], earlier: tuple[TuningRecord, ...], again: frozenset[Place]) -> Evaluated:
         entries, ledger = self._queue.entries(candidates), self._ledger
@@ -122,12 +123,23 @@ class _Stage:
                     ledger.share(twin, sent[index])
                 if ledger.hopeless:
                     break
+            else:
+                self._say_unfinished(sent)
         if not ledger.hopeless and search.ended:
             search.retried(entry.key for entry in fresh if not ledger.knows(entry))
         elif not ledger.hopeless:
             tried = frozenset((r.signature, r.step.implementation) for r in ledger.records)
             search.end(out_of_time=time.monotonic() >= self._stop_at, tried=tried, lost=ledger.lost)
         ledger.leave(fresh, Reason.NO_JUDGE if ledger.hopeless else Reason.TIME)
+
+    def _say_unfinished(self, sent: list[Entry]) -> None:
+        """What ran when the time was over is told: it may be a validator that never ends."""
+        for index, phase in sorted(dict(self._phases).items()):
+            if not self._ledger.knows(sent[index]):
+                self._ctx.emit(Skipped(subject=str(sent[index].candidate.step), message=f"the time was used up during {phase}"))
+
+    def _heard(self, index: int, phase: str) -> None:
+        self._phases[index] = phase
 
     def _await_worker(self) -> None:
         """The clock stands still until candidates can be judged: a small budget is spent on them, not on a process that starts."""
@@ -141,8 +153,8 @@ class _Stage:
                      twins: Twins) -> Iterator[tuple[int, Evaluation]]:
         worker = self._ctx.running_worker()
         if self._backend.side_by_side:
-            return worker.evaluate_beside(self._jobs_beside(fresh, sent, twins), stop_at=self._stop_at)
-        return worker.evaluate(self._jobs(turns, sent, twins), stop_at=self._stop_at, window=self._backend.window)
+            return worker.evaluate_beside(self._jobs_beside(fresh, sent, twins), stop_at=self._stop_at, progress=self._heard)
+        return worker.evaluate(self._jobs(turns, sent, twins), stop_at=self._stop_at, window=self._backend.window, progress=self._heard)
 
     def _jobs(self, turns: Iterable[Entry], sent: list[Entry], twins: Twins) -> Iterator[Job]:
         for entry in turns:
