@@ -89,7 +89,7 @@ def test_cases_share_large_weights_under_emulation_only(n: int, shared: bool):
     emulated = cases_for(match, kind, "s", emulated=True)
     assert {case.weights_seed > 0 for case in emulated} == {shared}
     assert all(case.weights_seed == 0 for case in cases_for(match, kind, "s"))
-    plain = [c for c in emulated if c.family in ("normal", "spiky", "one_huge")]
+    plain = [c for c in emulated if c.family in ("normal", "large_mean", "one_huge")]
     drawn = [make_inputs(match, kind, case, "cpu", shared=kept) for case in plain]
     assert all(torch.equal(one["weight"], drawn[0]["weight"]) is shared for one in drawn[1:])
     assert not any(torch.equal(one["x"], drawn[0]["x"]) for one in drawn[1:])
@@ -98,6 +98,8 @@ def test_cases_share_large_weights_under_emulation_only(n: int, shared: bool):
     if shared:
         integers = make_inputs(match, kind, next(c for c in emulated if c.family == "integers"), "cpu", shared=kept)
         assert set(integers["weight"].unique().tolist()) == {-2.0, -1.0, 1.0, 2.0}
+        spiky = make_inputs(match, kind, next(c for c in emulated if c.family == "spiky"), "cpu", shared=kept)
+        assert float(spiky["weight"].max()) == 8.0 > float(drawn[0]["weight"].max())
         wide = kept.widened(drawn[0]["weight"])
         assert wide.dtype == torch.float64 and torch.equal(wide, drawn[0]["weight"].double())
         other = drawn[0]["weight"].clone()

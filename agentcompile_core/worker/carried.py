@@ -1,4 +1,4 @@
-"""NaN in the one operand of a case that carries it, in elements that are read."""
+"""NaN in the one operand of a case that carries it, in elements that are read; and weights with a few that are large."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,11 @@ from ..ir.verdict import Case
 from ..plugin.match_kind import WEIGHTS, MatchKind
 
 MOST_ROWS = 8  # of an input that hold a NaN: what depends on the others alone must stay a number
-SHARE = 8  # of a vector one in so many elements is changed
+SHARE = 8  # of a vector of weights one in so many elements is changed, of a matrix one in each of so many rows
+# Beside sums that stay finite in fp16: the largest input is some 200, of a row with a norm less. Some near each other, so that order tells.
+OUTLIERS = (8.0, -50.0, 300.0, 6.0, -8.0, 50.0, -300.0, 7.0, 1.0, -1.0)
+MATRIX_OUTLIERS = (8.0, -8.0)
+POSITIVE_OUTLIERS = (8.0, 50.0, 1.0)  # of what is around 1: weights of norms, which multiply, and variances
 _SALT = 7919  # so that places do not follow from the values: weights that cases share are drawn once
 
 
@@ -52,6 +56,21 @@ def _by_column(match: Match, operand: Operand, columns: int) -> bool:
     """Whether a single row is most likely added to a result or multiplied with it: only the main operand is summed up as a rule."""
     results = (each.spec.shape[-1:] for each in match.operands if each.role is Role.OUTPUT)
     return (columns,) in results and operand.name != match.operands[0].name
+
+
+def with_outliers(tensor: Tensor, mean: float, generator: torch.Generator) -> Tensor:
+    """``tensor``, weights of that mean, with a few large ones: of a vector one in ``SHARE`` of its elements, of a matrix one in each of
+    as many of its rows."""
+    if not tensor.numel() or not tensor.dim():
+        return tensor
+    last, rows = tensor.shape[-1], tensor.numel() // tensor.shape[-1]
+    several = last if rows == 1 else rows
+    chosen = torch.randperm(several, generator=generator, device=tensor.device)[: -(-several // SHARE)]
+    columns = chosen if rows == 1 else torch.randint(0, last, chosen.shape, generator=generator, device=tensor.device)
+    sizes = POSITIVE_OUTLIERS if mean else OUTLIERS if rows == 1 else MATRIX_OUTLIERS
+    values = tensor.new_tensor(sizes).repeat(-(-len(chosen) // len(sizes)))[: len(chosen)]
+    tensor.view(rows, last)[chosen * 0 if rows == 1 else chosen, columns] = values
+    return tensor
 
 
 def _generator(case: Case, device: torch.device) -> torch.Generator:

@@ -10,11 +10,12 @@ from ..ir.region import Match, Operand, Role
 from ..ir.verdict import Case, InputFamily
 from ..ops.dtypes import torch_dtype
 from ..plugin.match_kind import WEIGHTS, MatchKind
-from .carried import with_nan
+from .carried import with_nan, with_outliers
 from .edges import EDGED, edged
 from .shared_weights import SharedWeights
 
 SCALE: dict[str, float] = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}
+OWN_WEIGHTS = (InputFamily.INTEGERS, InputFamily.SPIKY)  # families with other weights than all others have
 SPIKES = 0.005  # share of outliers in the spiky family
 SPIKE = 50.0
 
@@ -59,7 +60,7 @@ def _made(match: Match, kind: MatchKind, operand: Operand, case: Case, generator
     tensor = kind.make(match, operand, case, generator, device)
     own = tensor is not None
     if tensor is None and shared is not None and case.weights_seed and operand.role in WEIGHTS:
-        key = (generator.initial_seed(), operand.spec, case.family == InputFamily.INTEGERS)
+        key = (generator.initial_seed(), operand.spec, case.family if case.family in OWN_WEIGHTS else InputFamily.NORMAL)
         return shared.get(key, lambda: _drawn(match, kind, operand, case, generator, device).to(dtype))
     filled = said.filled_along if said is not None and dtype.is_floating_point else None
     if tensor is None and filled is not None:
@@ -102,7 +103,8 @@ def _drawn(match: Match, kind: MatchKind, operand: Operand, case: Case, generato
         return tensor
     mean, deviation = kind.weight_scale(match, operand)
     tensor = tensor.mul_(deviation) if deviation != 1.0 else tensor
-    return tensor.add_(mean) if mean else tensor
+    tensor = tensor.add_(mean) if mean else tensor
+    return with_outliers(tensor, mean, generator) if case.family == InputFamily.SPIKY else tensor
 
 
 def _draw(spec: TensorSpec, case: Case, generator: torch.Generator, device: str, *, is_input: bool) -> Tensor:
