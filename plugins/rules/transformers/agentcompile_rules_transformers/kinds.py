@@ -38,6 +38,7 @@ OUT = (Role.OUTPUT,)
 STATE = (Role.STATE,)
 LENGTH = (Role.LENGTH,)
 AXES = 4  # of a strided input
+LARGEST_LAST = "largest_last"
 
 
 def rotation(match: Match, operand: Operand, case: Case, device: str) -> Tensor | None:
@@ -153,7 +154,11 @@ class Pointwise(MatchKind):
 
 
 class Argmax(MatchKind):
-    """The choice of a token: ties, and a decode state that moves on."""
+    """The choice of a token: ties, the largest in an element that is read alone, and a decode state that moves on."""
+
+    def lasting_families(self, match: Match) -> tuple[str, ...]:
+        """The largest logit last, where vectors do not reach: all others have it in one of many places."""
+        return (LARGEST_LAST,)
 
     def positions(self, match: Match, emulated: bool) -> tuple[int, ...]:
         """The first, the last that leave room behind them, and one that leaves none: then the last element is written again."""
@@ -162,7 +167,12 @@ class Argmax(MatchKind):
         return tuple(dict.fromkeys(p for p in (1, 0, length // 2, length - 3, length - 2, length - 1) if p >= 0)) if length else (1,)
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """The position, which is a state here."""
+        """The position, which is a state here; logits of which the last is the largest, one is a little less, all others are much less."""
+        if operand.name == "logits" and case.family == LARGEST_LAST:
+            logits = torch.randn(operand.spec.numel, generator=generator, device=device).clamp(max=3.0)
+            logits[torch.randint(0, operand.spec.numel, (1,), generator=generator, device=device)] = 6.0
+            logits[-1] = 8.0
+            return logits.reshape(operand.spec.shape)
         if operand.name != "position":
             return None
         return torch.full(operand.spec.shape, case.position, dtype=torch.int64, device=device)
