@@ -73,8 +73,11 @@ class Rotary(MatchKind):
         return (1000, 0, 1, 4095, 4096, 32767, 131071) if self.name == kind_names.ROPE_TABLE else (3, 4096, 131071)
 
     def make(self, match: Match, operand: Operand, case: Case, generator: torch.Generator, device: str) -> Tensor | None:
-        """Tables of a real position."""
-        return rotation(match, operand, case, device)
+        """Tables of a real position; among spiky ones one factor is 8, since what is called cos may have been multiplied."""
+        made = rotation(match, operand, case, device)
+        if made is not None and case.family == InputFamily.SPIKY and operand.name in ("cos", "sin"):
+            made[..., case.seed % made.shape[-1]] = 8.0
+        return made
 
     def part_read(self, match: Match, operand: Operand) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
         """Of what is rotated its heads, which may lie among others; of the rest what is not rotated."""
