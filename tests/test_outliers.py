@@ -55,6 +55,7 @@ def test_long_rows_in_half_precision_stay_finite(n: int, k: int) -> None:
     ("convolution_elements_f32", "convolution_step.cu", "ac::to_float(from[i])", CLAMPED),
     ("convolution_quads", "convolution_step.cu", "ac::to_float(bias[first + c])", WINDOW),
     ("gemm_pieces_elements", "gemm.cuh", None, WINDOW),
+    ("experts_stream_sum", "experts_stream.cu", "ac::to_float(operands.scale[lane])", WINDOW),
     ("rope_partial_bf16", "rope.cu", "ac::to_float(sin[element])", WINDOW),
     ("argmax_rounds", "argmax.cu", "ac::to_float(logits[i])", WINDOW),
 ])

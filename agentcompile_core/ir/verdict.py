@@ -56,7 +56,7 @@ class InputFamily(enum.StrEnum):
     NORMAL_LARGE = "normal_large"
     INTEGERS = "integers"
     ONE_HOT = "one_hot"
-    SPIKY = "spiky"  # one element in 200 is 50 times as large; a few weights are 8, and biases up to 300
+    SPIKY = "spiky"  # one element in 200 is 50 times as large; one is 8, and so are a few weights; biases go to 300
     LARGE_MEAN = "large_mean"  # a mean far above the deviation: variances cancel
     TIES = "ties"  # the largest element several times
     ONE_HUGE = "one_huge"  # one activation of 2^14

@@ -17,7 +17,7 @@ from .shared_weights import SharedWeights
 SCALE: dict[str, float] = {InputFamily.NORMAL_SMALL: 2.0**-6, InputFamily.NORMAL_LARGE: 16.0}
 OWN_WEIGHTS = (InputFamily.INTEGERS, InputFamily.SPIKY)  # families with other weights than all others have
 SPIKES = 0.005  # share of outliers in the spiky family
-SPIKE = 50.0
+SPIKE, FEW_SPIKE = 50.0, 8.0
 
 
 def make_inputs(match: Match, kind: MatchKind, case: Case, device: str, into: dict[str, Tensor] | None = None,
@@ -126,6 +126,8 @@ def _draw(spec: TensorSpec, case: Case, generator: torch.Generator, device: str,
     if family == InputFamily.SPIKY:
         spikes = torch.rand(shape, generator=generator, device=device) < SPIKES
         tensor = torch.where(spikes, tensor * SPIKE, tensor)
+        if spec.numel:  # in a short vector, such as the weights of experts, hardly any is drawn
+            tensor.view(-1)[case.seed % spec.numel] = FEW_SPIKE
     if case.carrier:
         return tensor
     return edged(tensor, spec, case, generator) if family in EDGED else tensor * SCALE.get(family, 1.0)
