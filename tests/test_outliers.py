@@ -57,6 +57,7 @@ def test_long_rows_in_half_precision_stay_finite(n: int, k: int) -> None:
     ("gemm_pieces_elements", "gemm.cuh", None, WINDOW),
     ("experts_stream_sum", "experts_stream.cu", "ac::to_float(operands.scale[lane])", WINDOW),
     ("rope_partial_bf16", "rope.cu", "ac::to_float(sin[element])", WINDOW),
+    ("argmax_tiny_f32", "argmax.cu", "ac::to_float(logits[i])", WINDOW),
     ("argmax_rounds", "argmax.cu", "ac::to_float(logits[i])", WINDOW),
 ])
 def test_kernels_that_clamp_weights_or_biases_are_refused(name: str, file: str, read: str | None, change: str) -> None:

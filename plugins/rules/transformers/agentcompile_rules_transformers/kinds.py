@@ -173,7 +173,7 @@ class Argmax(MatchKind):
         """The position, which is a state here; logits of which the last is the largest, one is a little less, all others are much less."""
         if operand.name == "logits" and case.family == LARGEST_LAST:
             logits = torch.randn(operand.spec.numel, generator=generator, device=device).clamp(max=3.0)
-            logits[torch.randint(0, operand.spec.numel, (1,), generator=generator, device=device)] = 6.0
+            logits[torch.randint(0, max(1, operand.spec.numel - 1), (1,), generator=generator, device=device)] = 6.0
             logits[-1] = 8.0
             return logits.reshape(operand.spec.shape)
         if operand.name != "position":
