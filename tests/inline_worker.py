@@ -18,6 +18,11 @@ class Here:
         self._catalog = catalog
         self._state: WorkerState | None = None
 
+    @property
+    def runs(self) -> bool:
+        """Whether there is a state."""
+        return self._state is not None
+
     def start(self, backend: str = "") -> None:
         """Make the state."""
         self._state = self._state or WorkerState(self._catalog)
