@@ -4,7 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from attrs import evolve
+import select_cases
+from attrs import asdict, evolve
 
 from agentcompile_core.configuration import Config
 from agentcompile_core.context import Context
@@ -12,7 +13,9 @@ from agentcompile_core.errors import Cause, StageName
 from agentcompile_core.installation import building
 from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.record import Measurement
-from agentcompile_core.stages import lower
+from agentcompile_core.ir.search_log import Reason
+from agentcompile_core.plugin.match_kind import MatchKind
+from agentcompile_core.stages import lower, validate
 from agentcompile_core.store import Store
 from agentcompile_core.testing import doubles
 from agentcompile_core.testing.targets import FAKE
@@ -114,3 +117,21 @@ def _document() -> Any:
     from agentcompile_core.ir import serial
 
     return serial.unstructure(FAKE)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_kind_that_raises_as_cases_are_made_costs_its_matches(error: BaseException) -> None:
+    class Sad(MatchKind):
+        def positions(self, match: Any, emulated: bool) -> Any:
+            raise error
+
+    rule = doubles.FakeRule()
+    rule.kinds = (Sad(**asdict(doubles.FAKE_KIND, recurse=False)),)  # type: ignore[misc]
+    ctx = select_cases.context()
+    ctx.catalog.offers["agentcompile_region_rules"]["doubles/fake_rule"] = rule
+    ctx = evolve(ctx, catalog=evolve(ctx.catalog, strict=False))
+    ordered = (select_cases.plan(select_cases.step("honest"), select_cases.step("wrong")),)
+    queue = validate.Queue(ordered, ctx.backend, ctx)  # type: ignore[arg-type]
+    assert queue.entries(lower.run(ordered, ctx)) == [] and {one.reason for one in queue.untried} == {Reason.NO_JUDGE}
+    (failure,) = ctx.failures
+    assert (failure.plugin, failure.count, failure.message) == ("match kind elementwise", 2, f"{type(error).__name__}: {error}")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from attrs import evolve, field, frozen
 
 from ...context import Context
+from ...errors import StageName
 from ...ir.advice import OrderedPlan
 from ...ir.candidate import CALLABLE, Candidate
 from ...ir.region import Match, Role
@@ -79,17 +80,22 @@ class Queue:
         seen: set[str] = set()
         for candidate in candidates:
             place = (candidate.signature, candidate.step.match_id)
-            trial = self._trial(candidate, place)
-            if trial is None:
-                self._leave_out(candidate, Reason.TOO_LARGE)
+            kind = candidate.step.match_id.partition(":")[0]  # whose plugin is asked for positions and inputs
+            entry = self._ctx.catalog.guard(lambda c=candidate, p=place: self._made(c, p), stage=StageName.VALIDATE,  # type: ignore[misc]
+                                            plugin=f"match kind {kind}", subject=f"cases of {candidate.step}")
+            if not isinstance(entry, Entry):
+                self._leave_out(candidate, entry or Reason.NO_JUDGE)
                 continue
-            entry = self._entry(candidate, trial)
             if entry.key in seen:  # another schedule lowers to the same source and launches: one evaluation, one record
                 self._leave_out(candidate, Reason.SAME_SOURCE)
                 continue
             seen.add(entry.key)
             queues.setdefault(place, []).append(entry)
         return by_turns(list(queues.values()))
+
+    def _made(self, candidate: Candidate, place: Place) -> "Entry | Reason":
+        trial = self._trial(candidate, place)
+        return Reason.TOO_LARGE if trial is None else self._entry(candidate, trial)
 
     def entry_of(self, candidate: Candidate) -> Entry | None:
         """The entry of one candidate; None where nothing of this queue is about it, or it is too large for the backend."""
