@@ -165,11 +165,17 @@ class AsBound:
 
 
 def read_token(module: "torch.nn.Module", device: str, backend: "Backend | None") -> None:
-    """Let a language model itself read one token, as transformers' own loop would."""
+    """Let a language model itself read one token, in transformers' own loop: what prepares its forward exchanges something, too."""
     import torch
 
+    model: Any = module
+    ids = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    greedy = {"max_new_tokens": 1, "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "pad_token_id": 0}
     with as_captured(), at_any_length(backend), torch.no_grad():
-        module(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=device))
+        try:
+            model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **greedy)
+        except Exception:  # it has none, or one of its own
+            model(input_ids=ids)
 
 
 def _equal(now: Any, then: Any) -> bool:
