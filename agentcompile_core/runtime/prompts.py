@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Prompts:
-    """``ids`` int64 [rows, n] and ``mask`` int64 [rows, n] on the CPU: 1 for a token, 0 for padding; None: all are tokens."""
+    """``ids`` int64 [rows, n] and ``mask`` int64 [rows, n] on the CPU: 1 for a token, 0 for padding; None: all are tokens.
+
+    ``is_ragged``: given as lists of different lengths, so that nobody but us knows of padding.
+    """
 
     ids: "torch.Tensor"
     mask: "torch.Tensor | None" = None
+    is_ragged: bool = False
 
     @property
     def is_one(self) -> bool:
@@ -70,7 +74,7 @@ def prompts_of(given: Any, vocabulary: int = 0, *, mask: Any = None, padding: in
         ids = _ids(given)
     if vocabulary and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise UsageError(f"token ids from {int(ids.min())} to {int(ids.max())}; the model's vocabulary is 0 to {vocabulary - 1}")
-    return Prompts(ids=ids, mask=None if mask is None else _mask(mask, ids))
+    return Prompts(ids=ids, mask=None if mask is None else _mask(mask, ids), is_ragged=ragged)
 
 
 def _ids(given: Any) -> "torch.Tensor":

@@ -76,6 +76,7 @@ class Session:
         self._trailing, self._turning = Trailing(self.position.device), Turning(proxy(self), graphs.frequencies, weights)
         draw = executables.backend.draw if executables.backend is not None else None
         self._tokens = TokenMaker(proxy(self), draw, self._turning, self._decoding)
+        self.padding: str | None = None  # why padded prompts are not its own, or ""; None: the model was not asked yet
         self.agreed: set[Hashable] = set()  # kinds of prompts that others read and behind which its steps were seen to be the model's own
 
     @property

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from ...errors import UsageError
 from ..device import at_any_length
 from ..imported import without_offset
 from .framework_loop import by_framework, drawing, of_request, refusing
 from .module_prompt import Unlike, as_tokens, behind_prompt, by_module_prompt
+from .padded import told_by_padding
 from .request import Request, count_tokens, longest_of, on_device
 from .settings import for_the_session, mode_of
 
@@ -33,6 +36,8 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
     with session.exclusive():
         if wanted.runs == "module prompt":
             wanted = as_tokens(module, session, wanted) or wanted
+        if wanted.runs == "session" and (why := _of_padding(module, session, wanted)):
+            wanted = evolve(wanted, runs="framework", why=why)
         if wanted.runs == "session":
             return by_session(module, session, wanted, seed=seed, streamer=streamer, say=say)
         if wanted.runs == "module prompt":
@@ -41,6 +46,11 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
         inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
         with at_any_length(session.backend):
             return by_framework(module, inputs, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
+
+
+def _of_padding(module: Any, session: "Session", wanted: Request) -> str:
+    prompts = wanted.prompts
+    return "" if prompts is None or prompts.is_ragged else told_by_padding(module, session, prompts.ids, prompts.mask)
 
 
 def by_session(module: Any, session: "Session", wanted: Request, *, seed: int | None, streamer: Any, say: Callable[[str], None]) -> Any:
@@ -80,6 +90,8 @@ def custom_loop(session: "Session", say: Callable[[str], None]) -> Callable[...,
             raise UsageError(f"{CACHE_NAME} holds {past.get_seq_length()} tokens; the session keeps its own cache: leave it out")
         with session.exclusive():
             ids = input_ids.to(session.device)
+            if why := told_by_padding(model, session, ids, others.get("attention_mask")):
+                raise UsageError(f"custom_generate cannot serve this prompt: {why}; call generate of the compiled model")
             try:
                 step = (behind_prompt(model, session, ids, generation_config, {CACHE_NAME: past, **others}, say)
                         if _holds_more(ids, others) else StepModel(model, session, generation_config, say))
