@@ -9,6 +9,24 @@ if TYPE_CHECKING:
     import torch
 
 
+_OF_TO = ("device", "dtype", "tensor", "non_blocking", "copy", "memory_format")
+
+
+def _device(wanted: "str | int | torch.device") -> "torch.device":
+    import torch
+
+    if isinstance(wanted, int):  # an accelerator by its number, whether this machine has one or none
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if found is None or wanted < 0:
+            raise UsageError(f"to({wanted}) names an accelerator, and this machine has {'none of that number' if found else 'none'}; "
+                             "name a device, as 'cpu'")
+        return torch.device(found.type, wanted)
+    try:
+        return torch.device(wanted)
+    except RuntimeError as exc:
+        raise UsageError(f"to({wanted!r}) names no device of torch; name one as 'cpu' or 'cpu:0'") from exc
+
+
 class HuggingFaceManners:
     """So that transformers' ``pipeline("text-generation", model=compiled, tokenizer=...)`` and its like take a compiled model.
 
@@ -67,18 +85,28 @@ class HuggingFaceManners:
         return hasattr(self.session, "max_context")
 
     def to(self, *given: Any, **named: Any) -> "HuggingFaceManners":
-        """Itself, if that is where it is and its type.
+        """Itself, if that is where it is and its type: those that are named, or those of a tensor.
 
         Raises:
-            UsageError: another device or type; a program is bound to its own.
+            UsageError: another device or type, a program is bound to its own; or neither of them.
         """
         import torch
 
+        unknown = next((name for name in named if name not in _OF_TO), None)
+        if unknown is not None:
+            raise UsageError(f"to takes no {unknown!r}; it takes {', '.join(_OF_TO)}, as that of torch's modules")
         for wanted in (*given, *named.values()):
-            if isinstance(wanted, torch.dtype) and wanted != self.dtype:
-                raise UsageError(f"this model was compiled in {self.dtype} and cannot become {wanted}; compile it with that dtype")
-            if isinstance(wanted, str | int | torch.device) and not isinstance(wanted, bool) and not self._is_here(torch.device(wanted)):
-                raise UsageError(f"this model was compiled for {self.device} and cannot move to {wanted}; compile it with that device")
+            if isinstance(wanted, torch.Tensor):
+                self.to(wanted.device, wanted.dtype)
+            elif isinstance(wanted, torch.dtype):
+                if wanted != self.dtype:
+                    raise UsageError(f"this model was compiled in {self.dtype} and cannot become {wanted}; compile it with that dtype")
+            elif isinstance(wanted, str | int | torch.device) and not isinstance(wanted, bool):
+                if not self._is_here(_device(wanted)):
+                    raise UsageError(f"this model was compiled for {self.device} and cannot move to {wanted}; compile it with that device")
+            elif wanted is not None and not isinstance(wanted, bool | torch.memory_format):
+                raise UsageError(f"to was given a {type(wanted).__name__}; it takes a device, a dtype or a tensor of both, "
+                                 f"and returns this model where that is {self.device} and {self.dtype}")
         return self
 
     def _is_here(self, device: "torch.device") -> bool:
