@@ -185,3 +185,16 @@ def test_what_has_a_default_reaches_a_module_by_name() -> None:
     assert list(by_name(Wrapped(), (1, 2, 3), {"scale": 4})[1]) == ["mask", "scale"]
     assert by_name(Open(), (1, 2, 3), {"scale": 4}) == ((1, 2, 3), {"scale": 4})
     assert by_name(Open(), (1,), {"scale": 4}) == ((1,), {"scale": 4})
+
+
+class Shapes(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x.shape, x * 2, {"size": x.size(), "pair": (3, [x.shape[0]])}
+
+
+def test_a_returned_shape_stays_one() -> None:
+    x = torch.ones(2, 3)
+    mine = ac.compile(Shapes().eval(), example_inputs=(x,), device="cpu", run_on="framework", origins=[], validators=(), store=Store(None))
+    (shape, doubled, more), wanted = mine(x), Shapes()(x)
+    assert (shape, more) == (wanted[0], wanted[2]) and torch.equal(doubled, wanted[1]) and shape.numel() == 6
+    assert type(shape) is type(more["size"]) is torch.Size and type(more["pair"]) is tuple

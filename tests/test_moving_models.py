@@ -29,7 +29,8 @@ def test_where_it_is_already_it_is_itself(mine, asked: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("given", "words"), [
     (("meta",), "compiled for cpu and cannot move to meta"), ((torch.device("meta"),), "cannot move to meta"),
     ((torch.float16,), "cannot become torch.float16"), ((torch.ones(1, dtype=torch.float16),), "cannot become torch.float16"),
-    ((torch.ones(1, device="meta"),), "cannot move to meta"), ((-1,), "names an accelerator"), (("banana",), "to.'banana'. names no device"),
+    ((torch.ones(1, device="meta"),), "cannot move to meta"), ((-1,), "names an accelerator"),
+    (("banana",), "to.'banana'. names no device"),
     (({"a": 1},), "a dict; it takes a device, a dtype or a tensor"), ((1.5,), "a float; it takes"), (("cpu", [1]), "a list; it takes"),
 ], ids=str)
 def test_anything_else_gets_one_sentence(mine, given: tuple[Any, ...], words: str) -> None:

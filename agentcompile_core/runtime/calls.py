@@ -152,9 +152,12 @@ def rebuilt(tree: dict[str, Any], tensors: "Sequence[torch.Tensor]") -> Any:
 
 def _maker(name: str) -> Callable[[list[Any], Any], Any]:
     """How a class is made again. It is looked up among what is imported already; nothing is imported for it."""
+    from torch import Size
     from torch.utils import _pytree as pytree
 
     kind = _SEEN.get(name) or _imported(name)
+    if kind is Size:  # of which pytree makes a plain tuple
+        return lambda items, _: Size(items)
     if kind is not None and _is_namedtuple(kind):
         return lambda items, _: kind(*items)
     if kind is None or kind not in pytree.SUPPORTED_NODES:

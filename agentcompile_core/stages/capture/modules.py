@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -186,6 +187,16 @@ def _called_once(loaded: LoadedModule) -> None:
         loaded.module(*args, **keywords)
 
 
+def _unflattened(leaves: Iterator[Any], spec: pytree.TreeSpec) -> Any:
+    """As pytree.tree_unflatten, which makes a plain tuple of a shape."""
+    if spec.is_leaf():
+        return next(leaves)
+    items = [_unflattened(leaves, child) for child in spec.children()]
+    if spec.type is torch.Size and all(type(item) is int for item in items):
+        return torch.Size(items)
+    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(items, spec.context)
+
+
 def call_of(exported: Exported, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     """The shape of the exported call, as calls.py writes it: inputs in the order of the graph's inputs, results in that of its outputs.
 
@@ -200,7 +211,7 @@ def call_of(exported: Exported, args: tuple[Any, ...], keywords: dict[str, Any])
     spec = program.call_spec.out_spec
     assert spec is not None  # what torch.export made always has one
     try:
-        outputs = tree_of(pytree.tree_unflatten(leaves, spec), [], shared=True)
+        outputs = tree_of(_unflattened(iter(leaves), spec), [], shared=True)
         call = Call(tree_of(args, []), tree_of(keywords, []), outputs, names_of(exported.model))
     except Shapeless as exc:
         raise Unsupported(f"it takes or returns {exc}, which is no container that torch knows") from exc
