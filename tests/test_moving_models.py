@@ -1,4 +1,4 @@
-"""``to`` of a compiled model: itself where it is there already, and one sentence for anything else."""
+"""What torch does to its own modules and not to compiled ones: ``to``, and the transforms of ``torch.func``."""
 
 from typing import Any
 
@@ -48,3 +48,14 @@ def test_the_number_of_an_accelerator_that_is_not_there(mine) -> None:
 def test_names_that_torch_does_not_know(mine) -> None:
     with pytest.raises(UsageError, match="to takes no 'devise'; it takes device"):
         mine.to(devise="cpu")
+
+
+@pytest.mark.parametrize("transformed", [
+    lambda mine, x: torch.func.vmap(mine)(x.expand(3, 2, 4)), lambda mine, x: torch.func.jvp(mine, (x,), (x,)),
+    lambda mine, x: torch.func.grad(lambda one: mine(one).sum())(x), lambda mine, x: torch.func.vmap(lambda _: mine(x))(torch.ones(3)),
+], ids=["vmap", "jvp", "grad", "vmap over something else"])
+def test_transforms_of_torch_func_are_refused(mine, transformed: Any) -> None:
+    x = torch.ones(2, 4)
+    with pytest.raises(UsageError, match=r"inside of a transform of torch\.func .*transform the module itself"):
+        transformed(mine, x)
+    torch.testing.assert_close(mine(x), mine.loaded.module(x))

@@ -128,10 +128,14 @@ class CompiledModel(HuggingFaceManners):
         """Run a plain module: what ``module(*args, **keywords)`` returns, for arguments of the shapes and types it was compiled for.
 
         Raises:
-            UsageError: it is a language model, or the arguments differ from those of the capture; see forward.ModuleSession.
+            UsageError: it is a language model, torch.func transforms it, or the arguments differ from those of the capture; see
+                forward.ModuleSession.
         """
         session = self.session
         if isinstance(session, ModuleSession):
+            if session.is_transformed:
+                raise UsageError("a compiled module was called inside of a transform of torch.func (vmap, jvp, grad), and programs follow "
+                                 "none; transform the module itself, which is loaded.module, or compile it for the whole batch")
             if session.under_autocast:
                 self._say("inside of torch.autocast the module itself runs: a program computes in the types of its capture")
                 session = EagerModule(self.loaded.module, self.graphs, session.device)

@@ -49,6 +49,8 @@ class ModuleSession:
 
         self._strided = torch.strided
         self._torch, self._plain = torch, (torch.Tensor, torch.nn.Parameter)
+        functions = getattr(torch._C, "_functorch", None)
+        self._transform: Any = getattr(functions, "peek_interpreter_stack", lambda: None)
         self._captured: CapturedCalls | None = None
         self._own: OwnForward | None = None
         self.graphs, self.device, self._weights = graphs, executables.device, weights
@@ -80,6 +82,11 @@ class ModuleSession:
     def under_autocast(self) -> bool:
         """Whether ``torch.autocast`` holds now for this device: operators compute in other types then."""
         return self._torch.is_autocast_enabled(self._device_type)
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether a transform of ``torch.func`` runs now: its tensors hold no memory that a program could read."""
+        return self._transform() is not None
 
     def prepare(self, report: Any = None) -> None:
         """Nothing beyond binding."""
