@@ -274,8 +274,11 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
     )
 
 
-def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...]) -> GraphSet:
-    """Graphs from the store, or captured now and stored; compared with the model in both cases. See stages.capture."""
+def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...] | None) -> GraphSet:
+    """Graphs from the store, or captured now and stored; compared with the model in both cases. See stages.capture.
+
+    ``versions``: None leaves the store alone.
+    """
     from .stages import capture
 
     return capture.run(loaded, workload, ctx, frontend, versions)

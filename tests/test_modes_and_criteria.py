@@ -70,7 +70,8 @@ class WritesAtTheEnd(transformers.StoppingCriteria):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("values", [{}, {"do_sample": True, "top_k": 3}, {"no_repeat_ngram_size": 1}, {"num_beams": 2},
-                                    {"return_dict_in_generate": True}, {"stopping_criteria": [WritesAtTheEnd()]}], ids=str)
+                                    {"return_dict_in_generate": True}, {"stopping_criteria": [WritesAtTheEnd()]}],
+                         ids=lambda given: ", ".join(given) or "nothing")
 @pytest.mark.parametrize("at", [0, -1])
 def test_tokens_that_a_processor_writes_are_those_that_come_back(model, mine, at: int, values: dict[str, Any]) -> None:
     def found(one: Any) -> Any:

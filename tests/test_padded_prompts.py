@@ -83,4 +83,18 @@ def test_what_transformers_refuses_is_not_known_to_differ(mine, monkeypatch: pyt
         raise UsageError("no")
 
     monkeypatch.setattr(padded, "by_framework", refuse)
-    assert padded.told_by_padding(mine.loaded.module, mine.session, IDS, MASK) == ""
+    known, mine.session.padding = mine.session.padding, None
+    assert padded.told_by_padding(mine.loaded.module, mine.session, IDS, MASK) == "" and mine.session.padding is None
+    monkeypatch.undo()
+    assert padded.told_by_padding(mine.loaded.module, mine.session, IDS, MASK)  # the next one is compared
+    mine.session.padding = known
+
+
+def test_no_room_for_the_comparison_costs_no_request(mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError("80 GiB")
+
+    known, mine.session.padding = mine.session.padding, None
+    monkeypatch.setattr(padded, "by_framework", full)
+    assert padded.told_by_padding(mine.loaded.module, mine.session, IDS, MASK) == "" and mine.session.padding is None
+    mine.session.padding = known

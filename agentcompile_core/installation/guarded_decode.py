@@ -1,5 +1,6 @@
 """A plugin's decode runtime under guard: a program that it cannot prepare runs from Python, and what it moved is put back."""
 
+import contextlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
@@ -68,7 +69,7 @@ class GuardedDecode(DecodeRuntime):
             why = f"prepare() raised {type(exc).__name__}: {exc}"
             return self._from_python(bound, session, steps, Cause.EXCEPTION, why, last_frames(exc))
         finally:
-            with torch.inference_mode():
+            with torch.inference_mode(), contextlib.suppress(RuntimeError):  # of a device that is lost: what it raised first is told
                 for tensor, kept in zip(moved, before, strict=True):
                     tensor.copy_(kept)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from . import serial
+from .frequencies import unlike
 from .graph import Graph, GraphSet
 
 
@@ -14,9 +15,11 @@ def unlike_graphs(found: GraphSet, wanted: GraphSet) -> str:
     names = [[graph.name for graph in graphs.graphs] for graphs in (found, wanted)]
     if names[0] != names[1]:
         return f"it holds the graphs {', '.join(names[0]) or 'none'} instead of {', '.join(names[1]) or 'none'}"
-    for what in ("workload", "kv", "call", "whole_chunks", "frequencies"):
+    if why := unlike(found.frequencies, wanted.frequencies):  # alike but for the last bits of what devices compute
+        return why
+    for what in ("workload", "kv", "call", "whole_chunks"):
         if serial.dumps(getattr(found, what)) != serial.dumps(getattr(wanted, what)):
-            return f"its {what.replace('_', ' ')} {'are' if what.endswith('s') else 'is'} another one"
+            return f"its {what.replace('_', ' ')} {'are others' if what.endswith('s') else 'is another one'}"
     return next(filter(None, map(_unlike, found.graphs, wanted.graphs)), "")
 
 

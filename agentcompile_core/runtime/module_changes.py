@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..plugin.interfaces import Backend
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_ALL = "every module of torch"
 _EVERYWHERE = ("_global_forward_pre_hooks", "_global_forward_hooks")
 
 
@@ -51,14 +52,14 @@ class AsBound:
 
         self._slots, self._forward = slots_of(module, with_mode), forward
         self._values = [owner.get(name) for owner, name, _, _ in self._slots]
-        self._stand_ins: list[tuple[torch.Tensor, int]] = []  # equal buffers in the place of those that are read, and their version
+        self._stand_ins: dict[int, tuple[torch.Tensor, int]] = {}  # by slot: equal buffers in the place of those that are read
         self._parameters = [one for one, (*_, words) in zip(self._values, self._slots, strict=True)
                             if words is REPLACED and one is not None and one.layout is torch.strided]  # others lie in several places
         self._lie = [(p.data_ptr(), p.shape, p.stride(), p.dtype) for p in self._parameters]
         hooks = [(getattr(part, table), path or type(part).__name__) for path, part in module.named_modules() for table in _HOOKS]
-        hooks += [(getattr(torch.nn.modules.module, table), "every module of torch") for table in _EVERYWHERE]
+        hooks += [(getattr(torch.nn.modules.module, table), _ALL) for table in _EVERYWHERE]
         self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
-        self._counts = list(map(_count, self._hooks))
+        self._counts = list(map(_count, self._hooks, self._hooked))
         self._parts = [(path or type(part).__name__, part, type(part)) for path, part in module.named_modules()]
         self._methods = [(kind, name, getattr(kind, name)) for kind, name in functions_of(module)]
         self._is_same = self._same()
@@ -72,12 +73,20 @@ class AsBound:
             self._is_same = self._same()
         return found
 
+    def adopt(self) -> None:
+        """What differs now among what a forward may exchange is what was bound: the module itself ran since ``change`` found nothing."""
+        if self._forward is not None and not self._is_same():
+            for at in filter(self._is_exchangeable, self._different()):
+                self._values[at] = self._now(at)
+                self._stand_ins.pop(at, None)
+            self._is_same = self._same()
+
     def _same(self) -> Callable[[], bool]:
         """Whether nothing at all is another thing than it was, in a function over local values: small modules ask at every call."""
         owners, names, values = [one[0] for one in self._slots], [one[1] for one in self._slots], self._values
         parts, kinds = [one[1] for one in self._parts], [one[2] for one in self._parts]
         classes, methods, functions = (list(map(operator.itemgetter(at), self._methods)) for at in range(3))
-        parameters, lie, hooks, stand_ins = self._parameters, self._lie, self._hooks, self._stand_ins
+        parameters, lie, hooks, stand_ins = self._parameters, self._lie, self._hooks, tuple(self._stand_ins.values())
         count, get, is_same = sum(map(len, hooks)), dict.get, operator.is_
 
         def same() -> bool:
@@ -111,18 +120,22 @@ class AsBound:
             if getattr(kind, name, None) is not function:
                 return f"{kind.__name__}.{name} {'got another forward' if name == 'forward' else 'was replaced by another function'}"
         for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
-            if _count(hooks) != count:
+            if _count(hooks, path) != count:
                 return f"{path} got a hook or lost one"
         return ""
 
     def _not_put_back(self, changed: list[int]) -> list[int]:
         """Those of ``changed`` that are other values, and that the forward of the module itself leaves so."""
+        import torch
+
         others = self._others(changed)
         if not others or self._forward is None:
             return others
         before = [self._now(at) for at in range(len(self._slots))]
         try:
             self._forward(self._parts[0][1])
+        except torch.OutOfMemoryError:
+            raise  # that there is no memory for it says nothing of the module
         except Exception:  # whatever it is: a forward that cannot run puts nothing back, and the change is refused
             return others
         written = {at for at, then in enumerate(before) if self._now(at) is not then}
@@ -131,6 +144,7 @@ class AsBound:
             return lasting
         for at in reversed(left):  # its forward writes it whatever it is: nobody asks for it again
             del self._slots[at], self._values[at]
+            self._stand_ins = {place - (place > at): one for place, one in self._stand_ins.items() if place != at}
         return []
 
     def _different(self) -> list[int]:
@@ -143,7 +157,7 @@ class AsBound:
             now, then = self._now(at), self._values[at]
             if self._is_exchangeable(at) and _equal(now, then):
                 if self._slots[at][3] is EXCHANGEABLE:  # programs read the one that was bound, where nobody writes any more
-                    self._stand_ins.append((now, version_of(now)))
+                    self._stand_ins[at] = now, version_of(now)
                 self._values[at] = now
             else:
                 found.append(at)
@@ -159,9 +173,8 @@ class AsBound:
 
     def _written(self) -> str:
         """What was written to a buffer that stands in the place of the one that is read."""
-        found = next((one for one, then in self._stand_ins if version_of(one) != then), None)
-        path = next((slot[2] for slot, value in zip(self._slots, self._values, strict=True) if value is found), "")
-        return "" if found is None or not path else f"{path} {EXCHANGEABLE}"
+        found = next((at for at, (one, then) in self._stand_ins.items() if version_of(one) != then), None)
+        return "" if found is None else f"{self._slots[found][2]} {EXCHANGEABLE}"
 
 
 def read_token(module: "torch.nn.Module", device: str, backend: "Backend | None") -> None:
@@ -170,8 +183,9 @@ def read_token(module: "torch.nn.Module", device: str, backend: "Backend | None"
 
     model: Any = module
     ids = torch.zeros((1, 1), dtype=torch.int64, device=device)
-    greedy = {"max_new_tokens": 1, "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "pad_token_id": 0}
-    with as_captured(), at_any_length(backend), torch.no_grad():
+    greedy = {"max_new_tokens": 1, "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "pad_token_id": 0,
+              "cache_implementation": None, "disable_compile": True}
+    with as_captured(), at_any_length(backend), torch.inference_mode(False), torch.no_grad():  # what it exchanges may be written to later
         try:
             model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **greedy)
         except Exception:  # it has none, or one of its own
@@ -196,6 +210,7 @@ def version_of(tensor: "torch.Tensor") -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
-def _count(hooks: dict[int, Any]) -> int:
-    """Hooks, less those by which transformers itself looks at what its models compute."""
-    return sum(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks.values())
+def _count(hooks: dict[int, Any], of: str) -> int:
+    """Hooks, less those by which transformers looks at what its models compute, and torch at what all modules do."""
+    watching = ("transformers.", "torch.") if of == _ALL else ("transformers.",)
+    return sum(not str(getattr(hook, "__module__", "")).startswith(watching) for hook in hooks.values())

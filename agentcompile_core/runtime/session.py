@@ -203,6 +203,14 @@ class Session:
                 yield
 
     @contextmanager
+    def module_runs(self) -> Iterator[None]:
+        """A block of a request in which the model itself runs: what its own forward exchanges there is no change to it."""
+        try:
+            yield
+        finally:
+            self._weights.adopt()
+
+    @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise UsageError("this session is busy with another request; one request at a time per session, make another session for more")

@@ -43,7 +43,8 @@ def functions_of(module: "torch.nn.Module") -> Iterator[tuple[type, str]]:
     """Classes of its parts and the names of their own methods, once each; of those of torch and transformers the ``forward`` alone."""
     for kind in {type(part): None for part in module.modules()}:
         own = {name for one in kind.__mro__ if not f"{one.__module__}.".startswith(_FRAMEWORK)
-               for name, value in vars(one).items() if isinstance(value, FunctionType) and not name.startswith("__")}
+               for name, value in vars(one).items() if isinstance(value, FunctionType) and not name.startswith("__")
+               and isinstance(getattr(kind, name, None), FunctionType)}  # else a class method overrides it, which is made anew each time
         yield from ((kind, name) for name in sorted(own | {"forward"}))
 
 

@@ -195,6 +195,11 @@ class WeightStore:
             raise UsageError(f"{change} after {name} was compiled, and its programs compute what it was then; "
                              "compile it again (weights may be changed in place: by load_state_dict or an optimizer)")
 
+    def adopt(self) -> None:
+        """The module itself ran, as its own library lets it: what it exchanged meanwhile is no change."""
+        if self._as_bound is not None:
+            self._as_bound.adopt()
+
     def overlap(self, module: "torch.nn.Module") -> str:
         """The name of a parameter or buffer of ``module`` that has memory in common with these; empty where none has."""
         ours = sorted(filter(None, map(_range, self._tensors.values())))

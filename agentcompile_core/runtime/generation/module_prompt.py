@@ -44,10 +44,12 @@ def by_module_prompt(module: Any, session: "Session", wanted: Request, *, seed: 
     session.ready(ids.shape[1], wanted.count)
     by_steps = {**keywords, **dict.fromkeys(OF_THE_CACHE), "custom_generate": _loop(session, _idle(wanted), streamer, say)}
     try:
-        found = by_framework(module, ids, wanted.count, by_steps, seed=seed, streamer=None, callers=(streamer, *keywords.values()))
+        with session.module_runs():
+            found = by_framework(module, ids, wanted.count, by_steps, seed=seed, streamer=None,
+                                 callers=(streamer, *keywords.values()))
     except Unlike as unlike:
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}, and {unlike}")
-        with at_any_length(session.backend):
+        with at_any_length(session.backend), session.module_runs():
             return by_framework(module, ids, wanted.count, keywords, seed=seed, streamer=streamer)
     finally:
         without_offset(session)

@@ -44,7 +44,7 @@ def serve(module: Any, session: "Session", wanted: Request, *, seed: int | None,
             return by_module_prompt(module, session, wanted, seed=seed, streamer=streamer, say=say)
         say(f"transformers' own loop runs this request, without kernels: {wanted.why}")
         inputs = None if wanted.prompts is None else wanted.prompts.ids.to(session.device)
-        with at_any_length(session.backend):
+        with at_any_length(session.backend), session.module_runs():
             return by_framework(module, inputs, wanted.count, of_request(wanted), seed=seed, streamer=streamer)
 
 
