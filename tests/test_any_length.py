@@ -50,7 +50,11 @@ class Noting(ReplayingBackend):
 def seen(model: torch.nn.Module, backend: Noting) -> Iterator[list[bool]]:
     """Of each forward of ``model`` in here whether it ran in a block of ``backend``."""
     found: list[bool] = []
-    hook = register_module_forward_pre_hook(lambda module, _: found.append(backend.opened > 0) if module is model else None)
+    def look(module: Any, _: Any) -> None:
+        found.extend([backend.opened > 0] if module is model else [])
+
+    look.__module__ = "torch.looking_on"  # as torch's own tools: anybody else's hook would be a change of the model
+    hook = register_module_forward_pre_hook(look)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield found

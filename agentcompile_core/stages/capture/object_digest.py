@@ -90,13 +90,12 @@ class Digests:
     @contextmanager
     def in_passing(self) -> Iterator[None]:
         """A block in which what has no stable form is left out: it counts where it is met again."""
-        known, seen, stable = dict(self._memo), dict(self._calls.seen), len(self.unstable)
+        known, seen, libraries_, stable = dict(self._memo), dict(self._calls.seen), set(self.libraries), len(self.unstable)
         try:
             yield
-        finally:
-            if len(self.unstable) > stable:
-                del self.unstable[stable:]
-                self._memo, self._calls.seen = known, seen
+        finally:  # nothing that was met here alone is known, so that it is looked at where it is met again
+            del self.unstable[stable:]
+            self._memo, self._calls.seen, self.libraries = known, seen, libraries_
 
     def changes(self) -> str:
         """Digest of what was replaced at run time in the modules of libraries that the walk came across."""
