@@ -68,7 +68,7 @@ def both_are_one(kv: KVSpec, device: str) -> Any:
 
 WRONG = {
     "one tensor for all layers": (changed(keys=(one_tensor(),) * 3), r"share memory, keys\[\d\] and keys\[\d\]"),
-    "v is k": (both_are_one, r"share memory, (keys|values)\[0\] and (keys|values)\[0\]"),
+    "v is k": (both_are_one, r"share memory, (keys|values)\[\d\] and (keys|values)\[\d\]"),
     "a list of one tensor": (changed(values=[one_tensor()] * 3), r"share memory, values\[\d\] and values\[\d\]"),
     "ranges that overlap in part": (changed(keys=overlapping(40)), r"share memory, keys\[0\] and keys\[1\]"),
     "another device": (changed(values=tuple(torch.zeros(SHAPE, device="meta") for _ in range(3))), "device meta instead of cpu, as 3 of 6"),

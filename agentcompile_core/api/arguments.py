@@ -97,8 +97,10 @@ def resolved(given: Mapping[str, Any], catalog: Catalog) -> tuple[Effective, tup
 
 def without_reference(config: Config) -> tuple[str, ...]:
     """A note where a validator that judges by default, against the reference, is not among those that are configured."""
+    if not config.validators:
+        return ()  # then nothing is selected that was not judged before
     left_out = [name for name in defaults.VALIDATORS if name not in {one.rpartition("/")[2] for one in config.validators}]
-    judges = ", ".join(config.validators) or "nobody"
+    judges = ", ".join(config.validators)
     return tuple(f"validators: {name} is not among those that judge ({judges}), so kernels may be selected whose results nobody compared "
                  f"with the reference; add it to validators" for name in left_out)
 

@@ -46,9 +46,12 @@ def selections_document(selections: Iterable[Selection]) -> list[dict[str, Any]]
              "fallbacks": [{"what": what, "why": why} for what, why in s.fallback_reasons]} for s in selections]
 
 
+FAILURE = 8000  # characters of one
+
+
 def failures_text(found: Iterable[Failure]) -> str:
     """One failure a line, with how often it was seen."""
-    return "\n".join(f"  {one_line(str(failure))}" for failure in found) or "  none"
+    return "\n".join(f"  {one_line(str(failure), FAILURE)}" for failure in found) or "  none"
 
 
 def states_text(graphs: GraphSet) -> str:

@@ -44,6 +44,7 @@ _REACHING = {id(value): name for value, name in (
     (importlib.import_module, "import_module"), (os.environ, "environ"), (os.getenv, "getenv"), (sys.modules, "sys.modules"),
     (sys._getframe, "_getframe"), (inspect.currentframe, "currentframe"), (inspect.stack, "inspect.stack"),
     (pkgutil.resolve_name, "resolve_name"), (runpy.run_path, "run_path"), (runpy.run_module, "run_module"))}
+_IN_PASSING = (FunctionType, type, ModuleType, *libraries.PLAIN)
 _CHANGING = frozenset({"random", "time", "secrets", "uuid", "datetime"})
 
 
@@ -173,7 +174,8 @@ class Calls:
         parts = [text for name in sorted(chosen & vars(module).keys()) for text in (name, self._member(module, name, wanted, library))]
         if not library:
             with self._digests.in_passing():
-                others = sorted(n for n in vars(module) if n not in chosen and not n.startswith("__"))
+                others = sorted(n for n, value in vars(module).items() if n not in chosen and not n.startswith("__")
+                                and isinstance(value, _IN_PASSING))  # not what comes and goes: caches, registers, open files
                 parts += [text for name in others for text in (name, self._member(module, name, frozenset(), library))]
         self.seen[key] = join("module", module.__name__ if library else "", *parts)
         return self.seen[key]
