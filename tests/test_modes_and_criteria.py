@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_generate_manners import CONFIG, PROMPT, QUICK
+from test_around_requests import model as drawn
+from test_generate_manners import PROMPT, QUICK
 
 import agentcompile_core as ac
 from agentcompile_core.errors import UsageError
@@ -13,11 +14,7 @@ from agentcompile_core.errors import UsageError
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(1)
-    made = transformers.LlamaForCausalLM(CONFIG).eval().requires_grad_(False)
-    for parameter in made.parameters():
-        parameter.data.mul_(8.0) if parameter.dim() > 1 else None
-    return made
+    return drawn()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from ..errors import StageName, UsageError
 from ..garbage import set_apart
 from ..installation import install, trust
 from ..ir.bundle import Bundle
-from ..ir.graph import DType, GraphSet, Workload
+from ..ir.graph import DType, GraphSet, ModelInfo, Workload
 from ..ir.graph_difference import unlike_graphs
 from ..pipeline import Compilation
 from ..plugin.catalog import Catalog
@@ -107,10 +107,7 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
     if run_on != "nothing":
         _expect(loaded, workload.dtype, wanted["device"], ctx)
-    ctx.emit(StageStarted(stage="capture"))
-    graphs, clock["capture"] = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
-    ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
-                      seconds=clock["capture"]))
+    graphs, clock["capture"] = _captured(loaded, frontend, workload, ctx)
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
     bundle = pipeline.emitted(compilation, ctx)
     return loaded, compilation, evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
@@ -149,10 +146,11 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     ctx.emit(StageStarted(stage="load"))
     loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
     known = identity(loaded)
-    bundle_reader.check_model(installed, describe(loaded, known).digest, loaded.name, known.unstable)
+    info = describe(loaded, known)
+    bundle_reader.check_model(installed, info.digest, loaded.name, known.unstable)
     if mode := training_matters(loaded):
         raise UsageError(f"{loaded.name} cannot run this bundle: {mode}")
-    graphs = _graphs(folder, installed, loaded, frontend, ctx)
+    graphs = _graphs(folder, installed.graphs, info, loaded, frontend, ctx)
     _expect(loaded, installed.manifest.workload.dtype, device, ctx)
     programs, kernels = installed.programs, installed.kernels
     if reason and run_on == "auto":
@@ -166,7 +164,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
                                notes=(*unused, *loaded.notes, *reasons, *notes)))
 
 
-def _graphs(folder: str | Path, installed: bundle_reader.Installed, loaded: LoadedModel, frontend: Frontend, ctx: Context) -> GraphSet:
+def _graphs(folder: str | Path, given: GraphSet, info: ModelInfo, loaded: LoadedModel, frontend: Frontend, ctx: Context) -> GraphSet:
     """The graphs of a bundle, with the facts of the model given.
 
     They are those that are captured of it here, or that the store holds of it, or are only compared with it, as ``trust_graphs`` says.
@@ -175,22 +173,26 @@ def _graphs(folder: str | Path, installed: bundle_reader.Installed, loaded: Load
         UsageError: they are others, or compute something else.
     """
     from ..stages.capture.comparison import difference
-    from ..stages.capture.describe import describe, of_graphs
+    from ..stages.capture.describe import of_graphs
 
-    given = installed.graphs
-    if not given.graphs or ctx.config.trust_graphs:
-        bundle_reader.check_graphs(folder, difference(given, loaded), loaded.name)
-        return of_graphs(given, describe(loaded))
+    if given.graphs and not ctx.config.trust_graphs:
+        found, _ = _captured(loaded, frontend, given.workload, evolve(ctx, backend=None))
+        unlike = unlike_graphs(given, found)
+        if not unlike:
+            return found
+        if not _is_captured_elsewhere(given, loaded, frontend, ctx):
+            bundle_reader.check_captured(folder, unlike, found.eager_reason, loaded.name)
+    bundle_reader.check_graphs(folder, difference(given, loaded), loaded.name)
+    return of_graphs(given, info)
+
+
+def _captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context) -> tuple[GraphSet, float]:
+    """The capture stage, said, and its seconds."""
     ctx.emit(StageStarted(stage="capture"))
-    found, seconds = _timed(lambda: pipeline.captured(loaded, frontend, given.workload, evolve(ctx, backend=None), _versions()))
-    ctx.emit(Captured(graphs=len(found.graphs), nodes=sum(len(g.nodes) for g in found.graphs), eager_reason=found.eager_reason,
+    graphs, seconds = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
+    ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
                       seconds=seconds))
-    unlike = unlike_graphs(given, found)
-    if unlike and _is_captured_elsewhere(given, loaded, frontend, ctx):
-        bundle_reader.check_graphs(folder, difference(given, loaded), loaded.name)
-        return of_graphs(given, describe(loaded))
-    bundle_reader.check_captured(folder, unlike, found.eager_reason, loaded.name)
-    return found
+    return graphs, seconds
 
 
 def _is_captured_elsewhere(given: GraphSet, loaded: LoadedModel, frontend: Frontend, ctx: Context) -> bool:

@@ -154,8 +154,8 @@ class Calls:
                 yield f"builtin {name}"
 
     def module(self, module: ModuleType, names: Iterable[str]) -> str:
-        """A module: what ``names`` mean in it, and, of one that is no library's, in passing all else: there are many ways to look an
-        attribute up (``vars``, ``operator.attrgetter``, a format, a pattern), here or in what it is handed to."""
+        """A module: what ``names`` mean in it, and, of one that is no library's, in passing all its code and plain values: there are many
+        ways to look an attribute up (``vars``, ``operator.attrgetter``, a format, a pattern), here or in what it is handed to."""
         wanted = frozenset(names)
         library = libraries.is_library_module(module.__name__)
         if library and module.__name__ in _CHANGING:
