@@ -4,6 +4,7 @@ import collections
 import functools
 import operator
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -154,3 +155,41 @@ def test_the_state_of_objects_is_part_of_an_identity(what: str) -> None:
 
     hundred, again, seven = (identity_of(holding(limit)) for limit in (100, 100, 7))
     assert hundred.capture == again.capture != seven.capture and not hundred.unstable
+
+
+def test_helpers_that_know_each_other_are_walked_once() -> None:
+    """Also what is digested in passing: of a dozen modules that all hold all others there are more ways than time."""
+    names = [f"ring{i}" for i in range(12)]
+    try:
+        for at, name in enumerate(names):
+            module = sys.modules[name] = types.ModuleType(name)
+            module.__file__ = f"/somewhere/{name}.py"
+            own = "".join(f"def {other}_too(x): return {other}.f(x) + {name}.LIMIT{i}\n" for i, other in enumerate(names))
+            exec(compile(f"LIMIT = {at}\ndef f(x): return x.clamp(-1, 1)\n{own}", module.__file__, "exec"), vars(module))
+            vars(module)["open_file"] = iter(())  # has no stable form, and is not read
+        for name in names:
+            vars(sys.modules[name]).update({other: sys.modules[other] for other in names})
+        text = "import ring0\ndef f(x): return ring0.f(x) + ring0.ring1.f(x)"
+        scope: dict[str, Any] = {"__name__": "outer"}
+        exec(compile(text, "/somewhere/outer.py", "exec"), scope)
+        holder, began = nn.ReLU(), time.monotonic()
+        holder.held = scope["f"]
+        assert not identity_of(holder).unstable and time.monotonic() - began < 5.0
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def test_what_transformers_leaves_in_torchs_module_is_no_other_identity() -> None:
+    """It is put there as any model is given random weights: a module that was compiled before is the same one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    put = vars(nn.Module).get("smart_apply")
+    if put is not None:
+        del nn.Module.smart_apply
+    before = identity_of(nn.ReLU())
+    config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
+    LlamaForCausalLM(config).init_weights()
+    if "smart_apply" not in vars(nn.Module):
+        pytest.skip("this transformers puts nothing there")
+    assert identity_of(nn.ReLU()) == before

@@ -151,8 +151,8 @@ def agentcompile_advisors():
     return [Told()]
 """
 VALIDATOR = """
-from attrs import frozen
-from agentcompile_core.plugin_api import Cause, Outcome, Validator, Verdict, hookimpl
+from attrs import evolve, frozen
+from agentcompile_core.plugin_api import NO_TARGET, Cause, Outcome, Validator, Verdict, control_trials, hookimpl
 
 @frozen
 class Settings:
@@ -166,7 +166,9 @@ class Strict(Validator):
         return True
 
     def controls(self, backend):
-        return (), ()
+        (trial,) = control_trials((backend.control(""),), NO_TARGET)
+        other, named = (evolve(trial, match=evolve(trial.match, kind=kind)) for kind in ("other", self.settings.kind))
+        return (other,), (named,)
 
     def check(self, trial, run):
         if trial.match.kind != self.settings.kind:

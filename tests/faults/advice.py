@@ -57,15 +57,15 @@ def _raises(exc: BaseException) -> Any:
 for _exc in RAISED[:6]:
     _kind = type(_exc).__name__
     add(AREA, f"an advisor that raises {_kind}", f"advise() raises {_kind}", _raises(_exc), KEPT)
-ENDLESS = {"loops": forever, "hangs": lambda q: threading.Event().wait(3600), "answers without end": lambda q: Advice(order=endless())}
+ENDLESS = {"loops": forever, "hangs": lambda q: threading.Event().wait(3600)}
 for _name, _what in ENDLESS.items():
     add(AREA, f"an advisor that {_name}", f"advise() {_name}",
         lambda folder, what=_what: told(_compiled(folder, what, 4.0), "did not answer within"), KEPT)
 
 
-def _junk(answer: Any) -> Any:
+def _junk(answer: Any, made_by: Any = None) -> Any:
     def run(folder: Path) -> str:
-        made = _compiled(folder, lambda q: answer)
+        made = _compiled(folder, made_by or (lambda q: answer))
         (record,) = made.compilation.advice
         assert record.error or record.rejected, "nothing was refused"
         assert len(serial.dumps(record)) < 50_000
@@ -79,6 +79,8 @@ def _junk(answer: Any) -> Any:
 ANSWERS = {"nothing": 0, "a number": 1, "a text": 2, "a dictionary": 5, "a million letters in a hint": 8, "unhashable items": 12}
 for _name, _index in ANSWERS.items():
     add(AREA, f"an advisor that answers {_name}", f"advise() returns {_name}", _junk(JUNK[_index]), KEPT)
+add(AREA, "an advisor that answers without end", "advise() answers with an order that has no end",
+    _junk(None, lambda q: Advice(order=endless())), KEPT)  # type: ignore[arg-type]
 OUTSIDE = Advice(order=("acme/magic",), cover_order=(99,), hints=(Hint(match_id="m", implementation="i", parameter="p", values=(1,)),))
 add(AREA, "advice outside the space", "an order, a hint and a cover that the space does not have", _junk(OUTSIDE), KEPT)
 

@@ -44,7 +44,7 @@ _REACHING = {id(value): name for value, name in (
     (importlib.import_module, "import_module"), (os.environ, "environ"), (os.getenv, "getenv"), (sys.modules, "sys.modules"),
     (sys._getframe, "_getframe"), (inspect.currentframe, "currentframe"), (inspect.stack, "inspect.stack"),
     (pkgutil.resolve_name, "resolve_name"), (runpy.run_path, "run_path"), (runpy.run_module, "run_module"))}
-_IN_PASSING = (FunctionType, type, ModuleType, *libraries.PLAIN)
+_CODE = (FunctionType, type, ModuleType)
 _CHANGING = frozenset({"random", "time", "secrets", "uuid", "datetime"})
 
 
@@ -103,6 +103,7 @@ class Calls:
     def __init__(self, digests: Walk) -> None:
         self._digests = digests
         self.seen: dict[tuple[int, frozenset[str]], str] = {}
+        self._passed: dict[int, str] = {}  # by module
 
     def function(self, function: FunctionType) -> str:
         """A function of a library by its place and closure, another one by what it executes."""
@@ -154,7 +155,7 @@ class Calls:
                 yield f"builtin {name}"
 
     def module(self, module: ModuleType, names: Iterable[str]) -> str:
-        """A module: what ``names`` mean in it, and, of one that is no library's, in passing all its code and plain values: there are many
+        """A module: what ``names`` mean in it, and, of one that is no library's, in passing all its code and constants: there are many
         ways to look an attribute up (``vars``, ``operator.attrgetter``, a format, a pattern), here or in what it is handed to."""
         wanted = frozenset(names)
         library = libraries.is_library_module(module.__name__)
@@ -172,13 +173,22 @@ class Calls:
         else:
             chosen = wanted if wanted and "getattr" not in wanted else frozenset(n for n in vars(module) if not n.startswith("__"))
         parts = [text for name in sorted(chosen & vars(module).keys()) for text in (name, self._member(module, name, wanted, library))]
-        if not library:
-            with self._digests.in_passing():
-                others = sorted(n for n, value in vars(module).items() if n not in chosen and not n.startswith("__")
-                                and isinstance(value, _IN_PASSING))  # not what comes and goes: caches, registers, open files
-                parts += [text for name in others for text in (name, self._member(module, name, frozenset(), library))]
+        parts += [] if library else [self._in_passing(module)]
         self.seen[key] = join("module", module.__name__ if library else "", *parts)
         return self.seen[key]
+
+    def _in_passing(self, module: ModuleType) -> str:
+        """All code and constants of a module, once in a walk. Not what comes and goes (counters, caches, open files), nor what packages
+        hold that somebody installed."""
+        key = id(module)
+        if key not in self._passed:
+            self._passed[key] = "cycle"
+            names = sorted(n for n, value in vars(module).items() if not n.startswith("__") and
+                           (n.isupper() if isinstance(value, libraries.PLAIN) else isinstance(value, _CODE)
+                            and not libraries.is_installed(libraries.file_of(value))))
+            with self._digests.in_passing():
+                self._passed[key] = join(*(text for n in names for text in (n, self._member(module, n, frozenset(), False))))
+        return self._passed[key]
 
     def _member(self, module: ModuleType, name: str, wanted: frozenset[str], library: bool) -> str:
         value = vars(module)[name]

@@ -14,6 +14,8 @@ import transformers
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 _HEAP_TYPE = 1 << 9
+# What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
+_PUT_THERE = frozenset({"smart_apply"})
 _NAMES = ("torch", "transformers", "numpy", "agentcompile_core")
 
 
@@ -118,9 +120,19 @@ def is_installed(path: str) -> bool:
     return "site-packages" in path or "dist-packages" in path
 
 
+def file_of(value: Any) -> str:
+    """The source file of a function, class or module; empty where there is none, as of plain values."""
+    if type(value) is FunctionType:
+        return value.__code__.co_filename
+    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
+    return str(getattr(module, "__file__", None) or "")
+
+
 def is_native(cls: type, name: str, value: Any) -> bool:
     """Whether attribute ``name`` of a library's class is what the library wrote there."""
     function = function_of(value)
+    if name in _PUT_THERE and type(function) is FunctionType and is_library_function(function):
+        return True
     if type(function) is FunctionType:
         code, home = function.__code__, getattr(sys.modules.get(cls.__module__), "__file__", None)
         same = code.co_filename == home and code.co_qualname == f"{cls.__qualname__}.{name}"

@@ -56,6 +56,7 @@ class Digests:
         self._memo: dict[int, tuple[object, str]] = {}
         self._open: set[int] = set()
         self._calls = Calls(self)
+        self._passing = False
 
     def of(self, value: Any) -> str:
         """The digest of any object; constant text where it has no stable form."""
@@ -89,13 +90,17 @@ class Digests:
 
     @contextmanager
     def in_passing(self) -> Iterator[None]:
-        """A block in which what has no stable form is left out: it counts where it is met again."""
+        """A block in which what has no stable form is left out: it counts where it is met again. Blocks within one are parts of it."""
+        if self._passing:
+            yield
+            return
+        self._passing = True
         known, seen, libraries_, stable = dict(self._memo), dict(self._calls.seen), set(self.libraries), len(self.unstable)
         try:
             yield
         finally:  # nothing that was met here alone is known, so that it is looked at where it is met again
             del self.unstable[stable:]
-            self._memo, self._calls.seen, self.libraries = known, seen, libraries_
+            self._memo, self._calls.seen, self.libraries, self._passing = known, seen, libraries_, False
 
     def changes(self) -> str:
         """Digest of what was replaced at run time in the modules of libraries that the walk came across."""
