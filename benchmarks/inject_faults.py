@@ -7,6 +7,7 @@ import argparse
 import fcntl
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--commit", help="where there is no git here")
     options = parser.parse_args()
     os.environ["AGENTCOMPILE_CONFIG"] = ""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it, and so would its children
     import harness
     from faults import registry
 
