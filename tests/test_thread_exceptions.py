@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import agentcompile_core as ac
+from agentcompile_core.plugin import thread_exceptions
 from agentcompile_core.plugin.discovery import load_catalog
-from agentcompile_core.processes import thread_exceptions
 
 
 class Stop(BaseException):

@@ -13,9 +13,11 @@ from .events import Event, FailureRecorded, Observer, hook_of, silent
 from .failures import Failures
 from .interfaces import Advisor, Backend, Frontend, Implementation, Offer, RegionRule, RuntimeIntegration, TemplateFamily, Validator
 from .match_kind import MatchKind
+from .time_limit import OutOfTime, within
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+CALL_S = 120.0  # for what a plugin answers in this process: rules and families need milliseconds, a first touch of a device seconds
 NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 OFFERS: dict[str, type[Offer] | type[Target]] = {
     "agentcompile_frontends": Frontend,
@@ -56,10 +58,11 @@ class Catalog:
     strict: bool = False
     manager: Any = None
     observer: Observer = silent
+    late: set[str] = Factory(set)  # who did not come back in time, and is not asked again in this run
 
     def for_one_run(self, observer: Observer = silent) -> "Catalog":
         """The same plugins with a book of failures of their own (it begins with those of loading) and an observer of all events."""
-        return evolve(self, failures=self.failures.copy(), observer=observer)
+        return evolve(self, failures=self.failures.copy(), observer=observer, late=set())
 
     @property
     def frontends(self) -> dict[str, Frontend]:
@@ -152,15 +155,31 @@ class Catalog:
 
     def guard(self, call: Callable[[], T], *, stage: StageName, cause: Cause = Cause.EXCEPTION, plugin: str, subject: str,
               distribution: str = "") -> T | None:
-        """Run plugin code; turn what it raises into a recorded Failure and None (re-raised when strict)."""
+        """Run plugin code within its limit; turn what it raises into a recorded Failure and None (re-raised when strict)."""
         try:
-            return call()
+            return self.limited(call, plugin=plugin)
         except (Exception, SystemExit) as exc:
             if self.strict:
                 raise
+            cause = Cause.TIMEOUT if isinstance(exc, OutOfTime) else cause
             self.fail(Failure(stage=stage, cause=cause, plugin=plugin, distribution=distribution, subject=subject,
                               message=f"{type(exc).__name__}: {exc}", traceback=last_frames(exc)))
             return None
+
+    def limited(self, call: Callable[[], T], *, plugin: str) -> T:
+        """What plugin code returns.
+
+        Raises:
+            OutOfTime: it ran longer than ``CALL_S``, or a call of this plugin did before.
+            BaseException: whatever it raises.
+        """
+        if plugin in self.late:
+            raise OutOfTime(f"{plugin} did not come back from an earlier call, and is not asked again")
+        try:
+            return within(CALL_S, plugin, call)
+        except OutOfTime:
+            self.late.add(plugin)
+            raise
 
     def fail(self, failure: Failure) -> None:
         """Record a fault of a plugin's code and tell who listens (raised when strict)."""

@@ -21,11 +21,12 @@ def source_of(step: Step, match: Match, catalog: "Catalog", target: Target) -> S
 
     Raises:
         ContractError: the implementation is unknown, returned something else, or its source does not fit the match.
+        OutOfTime: it did not come back.
     """
     family = catalog.template_families.get(step.implementation)
     if family is None:
         return _callable_source(step, match, catalog)
-    source = family.lower(match, step.schedule, target)
+    source = catalog.limited(lambda: family.lower(match, step.schedule, target), plugin=step.implementation)
     if not isinstance(source, StepSource):
         raise ContractError(f"{step.implementation} lowered to {type(source).__name__}, not StepSource")
     if source.language not in target.languages:

@@ -5,14 +5,15 @@ from ..errors import Cause, ContractError, Failure, StageName, last_frames
 from ..ir.advice import OrderedPlan
 from ..ir.candidate import Candidate
 from ..ir.plan import Step
+from ..plugin.time_limit import OutOfTime
 from ..runtime.sources import source_of
 
 
 def run(ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]:
     """Lower the steps of every region in their order.
 
-    A step that cannot be lowered is a recorded failure; an implementation that breaks its contract is left out for the
-    rest of the stage.
+    A step that cannot be lowered is a recorded failure; an implementation that breaks its contract, or does not come back, is left
+    out for the rest of the stage.
     """
     found: list[Candidate] = []
     switched_off: set[str] = set()
@@ -26,6 +27,9 @@ def run(ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]
             except ContractError as exc:
                 switched_off.add(step.implementation)
                 _fail(step, Cause.CONTRACT, exc, ctx)
+            except OutOfTime as exc:
+                switched_off.add(step.implementation)
+                _fail(step, Cause.TIMEOUT, exc, ctx)
             except (Exception, SystemExit) as exc:
                 _fail(step, Cause.EXCEPTION, exc, ctx)
     return tuple(found)

@@ -6,12 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from attrs import evolve
 from test_plugins import BROKEN
 
 from agentcompile_core.errors import Reject
 from agentcompile_core.ir.candidate import StepSource
 from agentcompile_core.ir.plan import Parameter, Schedule, ScheduleSpace
+from agentcompile_core.plugin import catalog as catalogs
 from agentcompile_core.plugin import failures
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import GROUP, hookimpl
@@ -76,6 +78,11 @@ def _raise(*_: Any) -> Any:
     raise KeyError(SENTENCE)
 
 
+def _forever(*_: Any) -> Any:
+    while True:
+        pass
+
+
 def _many(match: Any, target: Any) -> ScheduleSpace:
     points = tuple(Schedule({"behave": "honest", "us": float(i)}) for i in range(1000))
     return ScheduleSpace(parameters=(Parameter(name="us", values=tuple(float(i) for i in range(1000))),), points=points)
@@ -102,10 +109,19 @@ FAMILIES: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
     "lower names an operand that is not there": ({"lower": _unknown_operand}, "broken", "lower() launches with an unknown operand"),
     "accepts ends the process": ({"accepts": lambda m, t: sys.exit(3)}, "SystemExit", "accepts() calls sys.exit"),
     "accepts recurses": ({"accepts": _endless}, "RecursionError", "accepts() recurses without end"),
+    "accepts never returns": ({"accepts": _forever}, "did not come back within", "accepts() loops"),
+    "space never returns": ({"space": _forever}, "did not come back within", "space() loops"),
+    "lower never returns": ({"lower": _forever}, "did not come back within", "lower() loops"),
 }
 
 
 def _beside(folder: Path, **offers: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalogs, "CALL_S", 1.5)
+        return _served(folder, **offers)
+
+
+def _served(folder: Path, **offers: Any) -> Any:
     made = cheap.compiled(cheap.module(folder), Store(folder / "store"), workers=cheap.HERE, family=cheap.Family("honest"),
                           extra=(("acme", cheap.offers(**offers)),), budget_plans=12)
     right(made)
@@ -151,6 +167,8 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
     "finds a kind that nobody offers": (_match(kind="magic"), "acme/broken"),
     "leaves an attribute out": (_match(attributes=()), "acme/broken"),
     "raises in the middle": (lambda g, t: (1 / 0 for _ in range(1)), "ZeroDivisionError"),
+    "never returns": (_forever, "did not come back within"),
+    "finds without end": (lambda g, t: iter(object, None), "gave more than"),
 }
 for _name, (_find, _words) in RULES.items():
     add(AREA, f"a rule that {_name}", f"find() {_name}",

@@ -14,9 +14,9 @@ from attrs import evolve
 
 from ...errors import ContractError, bounded
 from ...ir.advice import Advice, Question, RejectedItem
+from ...plugin import thread_exceptions
 from ...plugin.interfaces import Advisor
 from ...plugin.secrets import scrubbed
-from ...processes import thread_exceptions
 from .advice_check import MAX_ITEMS, screen
 
 GRACE_S = 1.0  # beyond the budget of the question, which an advisor keeps by itself

@@ -1,6 +1,7 @@
 """Stage 2, analyze: GraphSet -> Analyses. Cuts graphs into regions, merges equal ones, asks the rules for matches."""
 
 from collections.abc import Mapping
+from itertools import islice
 
 from attrs import evolve
 
@@ -17,6 +18,7 @@ from .merging import merge
 from .shared_weights import without_torn
 from .summaries import region_label, summarize
 
+MAX_MATCHES = 100_000  # of one rule in one region
 
 def run(graphs: GraphSet, ctx: Context) -> tuple[Analysis, ...]:
     """Analyze the decode graphs, or the forward graphs of a plain module; prefill stays on the framework.
@@ -49,8 +51,13 @@ def with_matches(region: Region, ctx: Context) -> Region:
 
 
 def _ask(name: str, rule: RegionRule, region: Region, ctx: Context) -> list[Match]:
-    found = ctx.catalog.guard(lambda: list(rule.find(region.graph, ctx.target)), stage=StageName.ANALYZE,
-                              cause=Cause.EXCEPTION, plugin=name, subject=f"region {region.name}")
+    def ask() -> list[Match]:
+        answer = list(islice(rule.find(region.graph, ctx.target), MAX_MATCHES + 1))
+        if len(answer) > MAX_MATCHES:
+            raise ContractError(f"find() gave more than {MAX_MATCHES} matches; a region has {len(region.graph.nodes)} nodes")
+        return answer
+
+    found = ctx.catalog.guard(ask, stage=StageName.ANALYZE, cause=Cause.EXCEPTION, plugin=name, subject=f"region {region.name}")
     return found or []
 
 

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from ...ir.extents import span
 from ...ops.agreement import disagreement
+from ...plugin import thread_exceptions
 from ...plugin.interfaces import LoadedModel
-from ...processes import thread_exceptions
 from ...runtime import calls
 from . import libraries
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among

@@ -107,7 +107,7 @@ def _ask(name: str, server: Server, match: Match, ctx: Context) -> ScheduleSpace
             raise
 
     found = ctx.catalog.guard(noted, stage=StageName.PLAN, cause=Cause.EXCEPTION, plugin=name, subject=f"match {match.id}")
-    return found if found is not None else raised[0]
+    return found if found is not None else raised[0] if raised else "it did not come back in time"
 
 
 def _risk(name: str, server: Server, match: Match, space: ScheduleSpace, ctx: Context) -> PlanRisk:

@@ -1,0 +1,124 @@
+"""A plugin's code that runs on is stopped; nobody else is, and what comes back in time is as if there were no limit."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentcompile_core.errors import Cause, StageName
+from agentcompile_core.plugin import catalog as catalogs
+from agentcompile_core.plugin import time_limit
+from agentcompile_core.plugin.catalog import Catalog
+from agentcompile_core.plugin.time_limit import OutOfTime, within
+
+
+def runs_on() -> None:
+    while True:
+        pass
+
+
+def until(end: float) -> int:
+    while time.monotonic() < end:
+        pass
+    return 1
+
+
+def swallows() -> int:
+    try:
+        runs_on()
+    except BaseException:
+        return 7
+    return 0
+
+
+def in_many_tries() -> None:
+    while True:
+        try:
+            time.sleep(0.001)
+        except Exception:
+            continue
+
+
+@pytest.mark.parametrize("call", [runs_on, swallows, in_many_tries])
+def test_python_that_runs_on_is_stopped_and_named(call: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    began = time.monotonic()
+    with pytest.raises(OutOfTime, match=r"acme did not come back within 0\.1 s"):
+        within(0.1, "acme", call)
+    assert time.monotonic() - began < 5.0 and "acme has not come back after 0.1 s" in caplog.text
+    assert within(5.0, "acme", lambda: 3) == 3, "nothing is left behind"
+
+
+def test_only_the_inner_of_two_calls_is_stopped() -> None:
+    def outer() -> str:
+        with pytest.raises(OutOfTime, match="inner"):
+            within(0.05, "inner", runs_on)
+        return "went on"
+
+    assert within(30.0, "outer", outer) == "went on"
+
+
+def test_an_outer_call_is_stopped_within_an_inner_one() -> None:
+    with pytest.raises(OutOfTime, match="outer"):
+        within(0.05, "outer", lambda: within(30.0, "inner", runs_on))
+
+
+def test_calls_that_end_as_they_are_stopped_leave_no_exception_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ends at about the limit: each call has its value or is out of time, and whoever called goes on undisturbed."""
+    monkeypatch.setattr(time_limit, "LOOK_S", 0.0005)
+    monkeypatch.setattr(time_limit, "SETTLING_S", 0.05)
+    within(60.0, "warm", lambda: time.sleep(1.1))  # the watch has seen it
+    values = late = 0
+    for i in range(300):
+        end = time.monotonic() + 0.003 + 0.00001 * (i - 150)
+        try:
+            values += within(0.003, "acme", lambda end=end: until(end))  # type: ignore[misc]
+        except OutOfTime:
+            late += 1
+        for _ in range(1000):
+            pass
+    assert values + late == 300 and values > 20 and late > 20
+
+
+def test_threads_are_stopped_each_by_itself() -> None:
+    found: dict[str, str] = {}
+
+    def run(name: str, call: Callable[[], Any]) -> None:
+        try:
+            found[name] = str(within(0.3, name, call))
+        except OutOfTime as exc:
+            found[name] = type(exc).__name__
+
+    threads = [threading.Thread(target=run, args=(f"t{i}", runs_on if i % 2 else (lambda: 5))) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert found == {f"t{i}": "OutOfTime" if i % 2 else "5" for i in range(6)}
+
+
+def test_what_a_plugin_raises_comes_through_and_a_user_may_interrupt() -> None:
+    def interrupts() -> None:
+        raise KeyboardInterrupt
+
+    for exc, call in ((KeyboardInterrupt, interrupts), (ZeroDivisionError, lambda: 1 / 0)):
+        with pytest.raises(exc):
+            within(5.0, "acme", call)
+
+
+def test_a_plugin_that_did_not_come_back_is_not_asked_again_in_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "CALL_S", 0.05)
+    whole = Catalog()
+    catalog = whole.for_one_run()
+    asked = []
+
+    def ask(plugin: str, call: Callable[[], Any]) -> Any:
+        asked.append(plugin)
+        return catalog.guard(call, stage=StageName.PLAN, plugin=plugin, subject="match")
+
+    assert ask("acme/slow", runs_on) is None and ask("acme/slow", lambda: asked.append("called")) is None
+    assert ask("acme/other", lambda: 5) == 5 and "called" not in asked
+    assert {(f.cause, f.plugin) for f in catalog.failures} == {(Cause.TIMEOUT, "acme/slow")}
+    again = whole.for_one_run()
+    assert again.guard(lambda: 6, stage=StageName.PLAN, plugin="acme/slow", subject="match") == 6
