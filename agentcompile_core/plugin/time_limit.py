@@ -4,6 +4,7 @@ What waits in foreign code is not stopped by that. It is named in the log, so th
 """
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -49,7 +50,7 @@ class _Call:
 
 _open: dict[int, _Call] = {}
 _watch: list[threading.Thread] = []
-_begun = threading.Event()
+_lock = threading.Lock()
 
 
 def within(limit_s: float, name: str, call: Callable[[], T]) -> T:
@@ -86,19 +87,32 @@ def _settle(one: _Call) -> None:
 
 
 def _have_watch() -> None:
-    _begun.set()
-    if not (_watch and _watch[-1].is_alive()):  # after a fork it is not
-        _watch[:] = [threading.Thread(target=_look, name="plugin calls", daemon=True)]
-        _watch[-1].start()
+    with _lock:
+        if not _watch:
+            _watch.append(threading.Thread(target=_look, name="plugin calls", daemon=True))
+            _watch[0].start()
 
 
 def _look() -> None:
+    """Watch while there are calls, and then no more: a process that forks later has no thread of ours."""
     while True:
-        _begun.wait()
-        _begun.clear()
-        _look_once()  # and sleep, so that a thousand short calls wake this thread once
-        while _open:
-            _look_once()
+        _look_once()
+        with _lock:
+            if not _open:
+                _watch.clear()
+                return
+
+
+def _forget() -> None:
+    """In the child of a fork nobody watches yet, and what was open is the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _watch.clear()
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _look_once() -> None:
