@@ -21,6 +21,15 @@ def clip(x): return x.clamp(-LIMIT, LIMIT)
 class Clip:
     def go(self, x): return x.clamp(-LIMIT, LIMIT)
 LIMIT, TABLE, OBJECT = {limit}, {{"clip": clip}}, Clip()
+limit, kPair, NUMBERS = {limit}.0, (1, {limit}), {{"limit": [{limit}]}}
+import functools, torch
+@torch.no_grad()
+def without_gradients(x): return x.clamp(max={limit})
+@torch.autocast("cpu", enabled=False)
+def as_it_is(x): return x.clamp(max={limit})
+@functools.lru_cache
+def remembered(): return {limit}
+bound = functools.partial(torch.clamp, max={limit})
 """
 PICKER = "def pick(owner, name): return getattr(owner, name)\n"
 MAIN = """
@@ -30,6 +39,7 @@ class Model(torch.nn.Module):
     def forward(self, x):
         {body}
 """
+MATCH = "\n        match helpers:\n            case object({}): return {}"
 SEEN = {  # how code comes to the helper: imports, body; of these the digest tells
     "an attribute": ("import helpers", "return helpers.clip(x)"),
     "getattr": ("import helpers", "return getattr(helpers, 'clip')(x)"),
@@ -49,7 +59,17 @@ SEEN = {  # how code comes to the helper: imports, body; of these the digest tel
     "a module's own": ("import helpers, types", "return types.ModuleType.__getattribute__(helpers, 'clip')(x)"),
     "a format": ("import helpers", "return x.clamp(max=float('{0.LIMIT}'.format(helpers)))"),
     "a format of a map": ("import helpers", "return x.clamp(max=float('{h.LIMIT}'.format_map({'h': helpers})))"),
-    "a pattern": ("import helpers", "\n        match helpers:\n            case object(clip=f): return f(x)"),
+    "a number in lower case by a format": ("import helpers", "return x.clamp(max=float('{0.limit}'.format(helpers)))"),
+    "a number in lower case by a pattern": ("import helpers", MATCH.format("limit=n", "x.clamp(max=n)")),
+    "a number in lower case": ("import helpers", "return x.clamp(max=vars(helpers)['limit'])"),
+    "a tuple by a format": ("import helpers", "return x.clamp(max=float('{0.kPair[1]}'.format(helpers)))"),
+    "a list in a dict": ("import helpers", "return x.clamp(max=vars(helpers)['NUMBERS']['limit'][0])"),
+    "behind no_grad": ("import helpers", "return vars(helpers)['without_gradients'](x)"),
+    "behind no_grad by a pattern": ("import helpers", MATCH.format("without_gradients=f", "f(x)")),
+    "behind autocast": ("import helpers, operator", "return operator.attrgetter('as_it_is')(helpers)(x)"),
+    "behind a cache by a pattern": ("import helpers", MATCH.format("remembered=f", "x.clamp(max=f())")),
+    "a partial by a pattern": ("import helpers", MATCH.format("bound=f", "f(x)")),
+    "a pattern": ("import helpers", MATCH.format("clip=f", "f(x)")),
 }
 UNSTABLE = {
     "sys.modules": ("import sys", "return sys.modules['helpers'].clip(x)"),
@@ -193,3 +213,54 @@ def test_what_transformers_leaves_in_torchs_module_is_no_other_identity() -> Non
     if "smart_apply" not in vars(nn.Module):
         pytest.skip("this transformers puts nothing there")
     assert identity_of(nn.ReLU()) == before
+
+
+def ring(names: list[str], texts: dict[str, str], place: str = "/somewhere") -> nn.Module:
+    """A module that calls ``f`` of the first of some modules, made of their texts."""
+    for name in names:
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__file__ = f"{place}/{name}.py"
+    for name in names:
+        exec(compile(texts[name], f"{place}/{name}.py", "exec"), vars(sys.modules[name]))
+    scope: dict[str, Any] = {"__name__": "outer"}
+    exec(compile(f"import {names[0]}\ndef f(x): return {names[0]}.f(x)", "/somewhere/outer.py", "exec"), scope)
+    holder = nn.ReLU()
+    holder.held = scope["f"]
+    return holder
+
+
+@pytest.fixture
+def gone() -> Iterator[None]:
+    known = dict(sys.modules)
+    yield
+    for name in sys.modules.keys() - known.keys():
+        del sys.modules[name]
+
+
+def test_a_module_that_raises_where_it_is_looked_at_stops_no_compile(gone: None) -> None:
+    text = "def __getattr__(name): raise RuntimeError('not configured: ' + name)\ndef f(x): return x\n"
+    raising = "class Raising:\n    def __getattr__(self, name): raise RuntimeError(name)\n    __slots__ = ()\nRAISING = Raising()\n"
+    model = ring(["lazy", "holds"], {"lazy": "import holds\n" + text, "holds": text + raising})
+    for name in ("lazy", "holds"):
+        del vars(sys.modules[name])["__file__"]
+    assert identity_of(model) == identity_of(model)
+
+
+@pytest.mark.parametrize("depth", [5, 150, 298])
+def test_helpers_too_deep_to_be_read_are_seen_or_told(gone: None, depth: int) -> None:
+    names = [f"deep{i}" for i in range(300)]
+    found = []
+    for limit in (1, 7):
+        own = "import deep{} as next\ndef f(x): return x\ndef g(x): return next.g(x) + {}\n"
+        texts = {name: own.format((i + 1) % 300, limit if i == depth else 0) for i, name in enumerate(names)}
+        found.append(identity_of(ring(names, texts)))
+    assert found[0].capture != found[1].capture or found[0].unstable
+
+
+def test_helpers_of_an_installed_package_are_its_own_modules_too(gone: None) -> None:
+    """A package of the user's that is installed is read as one that is not; what it takes from another one is that one's."""
+    found = []
+    for limit in (1, 7):
+        texts = {"first": "import second\ndef f(x): return x\n", "second": f"def g(x): return x.clamp(max={limit})\n"}
+        found.append(identity_of(ring(["first", "second"], texts, "/usr/lib/python3/site-packages/acme")))
+    assert found[0].capture != found[1].capture and not found[0].unstable

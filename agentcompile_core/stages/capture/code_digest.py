@@ -2,6 +2,7 @@
 
 import builtins
 import dis
+import functools
 import hashlib
 import importlib
 import inspect
@@ -44,7 +45,10 @@ _REACHING = {id(value): name for value, name in (
     (importlib.import_module, "import_module"), (os.environ, "environ"), (os.getenv, "getenv"), (sys.modules, "sys.modules"),
     (sys._getframe, "_getframe"), (inspect.currentframe, "currentframe"), (inspect.stack, "inspect.stack"),
     (pkgutil.resolve_name, "resolve_name"), (runpy.run_path, "run_path"), (runpy.run_module, "run_module"))}
-_CODE = (FunctionType, type, ModuleType)
+_CODE = (FunctionType, type, ModuleType, functools.partial)
+_FIXED = (*libraries.PLAIN, tuple, frozenset, range)
+# Where code names one of these beside a module, any name of that module may be meant.
+_ANY_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter", "methodcaller", "getattr_static", "getmembers", "__getattribute__"})
 _CHANGING = frozenset({"random", "time", "secrets", "uuid", "datetime"})
 
 
@@ -90,6 +94,16 @@ def imports_of(code: CodeType) -> Iterator[tuple[str, int]]:
         if instruction.opname == "IMPORT_NAME":
             levels = [i.argval for i in instructions[max(0, index - 3):index] if isinstance(i.argval, int) and i.opname != "EXTENDED_ARG"]
             yield str(instruction.argval), levels[0] if levels else 0
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function behind what a decorator made of it, a cache say; functions and other values as they are."""
+    if isinstance(value, _CODE):
+        return value
+    try:
+        return inspect.unwrap(value)
+    except Exception:  # an object that raises when it is asked for any attribute
+        return value
 
 
 def reaching(value: Any) -> str:
@@ -155,7 +169,7 @@ class Calls:
                 yield f"builtin {name}"
 
     def module(self, module: ModuleType, names: Iterable[str]) -> str:
-        """A module: what ``names`` mean in it, and, of one that is no library's, in passing all its code and constants: there are many
+        """A module: what ``names`` mean in it, and, of one that is no library's, in passing all its code and fixed values: there are many
         ways to look an attribute up (``vars``, ``operator.attrgetter``, a format, a pattern), here or in what it is handed to."""
         wanted = frozenset(names)
         library = libraries.is_library_module(module.__name__)
@@ -171,24 +185,35 @@ class Calls:
             self._digests.libraries.add(module.__name__)
             chosen = wanted
         else:
-            chosen = wanted if wanted and "getattr" not in wanted else frozenset(n for n in vars(module) if not n.startswith("__"))
+            chosen = wanted if wanted and not wanted & _ANY_NAME else frozenset(n for n in vars(module) if not n.startswith("__"))
         parts = [text for name in sorted(chosen & vars(module).keys()) for text in (name, self._member(module, name, wanted, library))]
         parts += [] if library else [self._in_passing(module)]
         self.seen[key] = join("module", module.__name__ if library else "", *parts)
         return self.seen[key]
 
     def _in_passing(self, module: ModuleType) -> str:
-        """All code and constants of a module, once in a walk. Not what comes and goes (counters, caches, open files), nor what packages
-        hold that somebody installed."""
+        """All code and fixed values of a module, once in a walk. Not what comes and goes where no code of it is named (caches, open files),
+        nor what belongs to another package that somebody installed."""
         key = id(module)
-        if key not in self._passed:
-            self._passed[key] = "cycle"
-            names = sorted(n for n, value in vars(module).items() if not n.startswith("__") and
-                           (n.isupper() if isinstance(value, libraries.PLAIN) else isinstance(value, _CODE)
-                            and not libraries.is_installed(libraries.file_of(value))))
+        if key in self._passed:
+            return self._passed[key]
+        names = sorted(n for n, value in vars(module).items() if not n.startswith("__") and
+                       (isinstance(value, _FIXED) or (isinstance(_unwrapped(value), _CODE)
+                        and not libraries.of_another_package(value, module))))
+        self._passed[key] = "cycle"
+        try:
             with self._digests.in_passing():
-                self._passed[key] = join(*(text for n in names for text in (n, self._member(module, n, frozenset(), False))))
-        return self._passed[key]
+                found = join(*(text for n in names for text in (n, self._passed_by(vars(module)[n]))))
+        except BaseException:
+            del self._passed[key]
+            raise
+        self._passed[key] = found
+        return found
+
+    def _passed_by(self, value: Any) -> str:
+        if not isinstance(value, ModuleType):
+            return self._digests.of(_unwrapped(value))
+        return self.module(value, ()) if libraries.is_library_module(value.__name__) else self._in_passing(value)
 
     def _member(self, module: ModuleType, name: str, wanted: frozenset[str], library: bool) -> str:
         value = vars(module)[name]

@@ -120,12 +120,21 @@ def is_installed(path: str) -> bool:
     return "site-packages" in path or "dist-packages" in path
 
 
-def file_of(value: Any) -> str:
-    """The source file of a function, class or module; empty where there is none, as of plain values."""
-    if type(value) is FunctionType:
-        return value.__code__.co_filename
-    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
-    return str(getattr(module, "__file__", None) or "")
+def of_another_package(value: Any, module: ModuleType) -> bool:
+    """Whether a function, class or module that ``module`` holds belongs to an installed package that ``module`` does not belong to.
+
+    A function counts by the module that wrote it, not by the decorator's code around it.
+    """
+    home = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
+    package = _package_of(home)
+    return bool(package) and package != _package_of(module)
+
+
+def _package_of(module: Any) -> str:
+    """Where in a folder of installed packages a module lies; empty elsewhere."""
+    path = str((isinstance(module, ModuleType) and vars(module).get("__file__")) or "").replace("\\", "/")
+    _, folder, rest = path.rpartition("site-packages/") if "site-packages/" in path else path.rpartition("dist-packages/")
+    return rest.partition("/")[0] if folder else ""
 
 
 def is_native(cls: type, name: str, value: Any) -> bool:

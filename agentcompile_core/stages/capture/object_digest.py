@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from . import libraries
 from .code_digest import Calls, code_parts, join, reaching
 
+TOO_DEEP, TOO_MANY = "its objects are nested too deeply", "it refers to too many objects"
 MAX_OBJECTS = 200_000
 MAX_TENSOR_BYTES = 64 << 20
 _SKIPPED = frozenset({
@@ -71,12 +72,14 @@ class Digests:
         if key in self._open:
             return f"cycle={cls.__qualname__}"
         if len(self._memo) >= MAX_OBJECTS:
-            return self.give_up("it refers to too many objects")
+            return self.give_up(TOO_MANY)
         self._open.add(key)
         try:
             found = self._form(value)
         except RecursionError:
-            found = self.give_up("its objects are nested too deeply")
+            found = self.give_up(TOO_DEEP)
+        except Exception as exc:  # whatever somebody's class raises where it is looked at
+            found = self.give_up(f"a {cls.__qualname__} raises {type(exc).__name__} where its attributes are looked at")
         finally:
             self._open.discard(key)
         self._memo[key] = (value, found)  # held, so that its address is not used again
@@ -90,7 +93,10 @@ class Digests:
 
     @contextmanager
     def in_passing(self) -> Iterator[None]:
-        """A block in which what has no stable form is left out: it counts where it is met again. Blocks within one are parts of it."""
+        """A block in which what has no stable form is left out: it counts where it is met again. Blocks within one are parts of it.
+
+        What was not read, of too many or too deep ones, stays a reason to have no digest.
+        """
         if self._passing:
             yield
             return
@@ -99,7 +105,8 @@ class Digests:
         try:
             yield
         finally:  # nothing that was met here alone is known, so that it is looked at where it is met again
-            del self.unstable[stable:]
+            unread = [why for why in self.unstable[stable:] if why in (TOO_DEEP, TOO_MANY)]
+            self.unstable[stable:] = unread
             self._memo, self._calls.seen, self.libraries, self._passing = known, seen, libraries_, False
 
     def changes(self) -> str:
