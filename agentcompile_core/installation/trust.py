@@ -19,6 +19,7 @@ from ..ir.plan import Step
 from ..ir.target import Target
 from ..ir.verdict import Rejudged, Trial
 from ..plugin.interfaces import Backend
+from ..plugin.time_limit import OutOfTime
 from ..runtime.executables import call_key
 from ..runtime.make_program import without_steps
 from ..runtime.program import Program, Segment
@@ -154,6 +155,10 @@ def _made_here(source: StepSource, segment: Segment, target: Target, ctx: Contex
         return False
     try:
         return source_of(segment.step, segment.match, ctx.catalog, target) == source
+    except OutOfTime as exc:
+        ctx.fail(Failure(stage=StageName.INSTALL, cause=Cause.TIMEOUT, plugin=segment.step.implementation, subject=str(segment.step),
+                         message=str(exc)))
+        return False
     except (Exception, SystemExit):  # a family need not cope with a step or match that a bundle made up
         return False
 

@@ -58,7 +58,7 @@ class Catalog:
     strict: bool = False
     manager: Any = None
     observer: Observer = silent
-    late: set[str] = Factory(set)  # who did not come back in time, and is not asked again in this run
+    late: set[str] | None = None  # in a run: who did not come back in time, and is not asked again
 
     def for_one_run(self, observer: Observer = silent) -> "Catalog":
         """The same plugins with a book of failures of their own (it begins with those of loading) and an observer of all events."""
@@ -157,7 +157,7 @@ class Catalog:
               distribution: str = "") -> T | None:
         """Run plugin code within its limit; turn what it raises into a recorded Failure and None (re-raised when strict)."""
         try:
-            return self.limited(call, plugin=plugin)
+            return call() if cause is Cause.IMPORT else self.limited(call, plugin=plugin)  # half an import is worse than a slow one
         except (Exception, SystemExit) as exc:
             if self.strict:
                 raise
@@ -170,15 +170,16 @@ class Catalog:
         """What plugin code returns.
 
         Raises:
-            OutOfTime: it ran longer than ``CALL_S``, or a call of this plugin did before.
+            OutOfTime: it ran longer than ``CALL_S``, or a call of this plugin did before in this run.
             BaseException: whatever it raises.
         """
-        if plugin in self.late:
+        if self.late is not None and plugin in self.late:
             raise OutOfTime(f"{plugin} did not come back from an earlier call, and is not asked again")
         try:
             return within(CALL_S, plugin, call)
         except OutOfTime:
-            self.late.add(plugin)
+            if self.late is not None:
+                self.late.add(plugin)
             raise
 
     def fail(self, failure: Failure) -> None:

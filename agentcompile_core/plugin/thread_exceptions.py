@@ -21,6 +21,11 @@ def put(thread: threading.Thread, kind: type[BaseException]) -> None:
         lower_flag()
 
 
+def withdraw() -> None:
+    """Nothing that was put into this thread, and that it has not taken, is raised any more."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
+
+
 def lower_flag() -> None:
     """Take down the interpreter's flag: it goes down when a thread, here one of its own, takes what was put into it."""
     taker = threading.Thread(target=_take, name="thread exceptions", daemon=True)

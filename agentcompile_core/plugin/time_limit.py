@@ -1,14 +1,15 @@
 """A limit for calls into plugins in this process: Python that runs on is stopped by an exception that is put into its thread.
 
-What waits in foreign code is not stopped by that. It is named in the log, so that who waits knows for whom.
+It is put again every ``LOOK_S`` while the call goes on, which may have swallowed it. What waits in foreign code gets it when it returns to
+Python; it is named in the log, so that who waits knows for whom.
 """
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from attrs import Factory, define
@@ -18,7 +19,6 @@ from . import thread_exceptions
 
 T = TypeVar("T")
 LOOK_S = 1.0  # at least that often it is looked whose limit is over
-SETTLING_S = 1.0  # what was put into a thread arrives at its next instruction; a plugin may have swallowed it
 log = logging.getLogger(__name__)
 
 
@@ -36,16 +36,17 @@ class _Call:
     name: str
     limit_s: float
     end_s: float
-    _token: list[None] = Factory(lambda: [None])
+    lock: threading.Lock = Factory(threading.Lock)  # nothing is put once ``closed``
+    closed: bool = False
     stopped: bool = False
+    told: bool = False
 
-    def claim(self) -> bool:
-        """True for the first who asks: the call that has come back, or the watch that stops it. Taking from a list is one instruction."""
-        try:
-            self._token.pop()
-        except IndexError:
-            return False
-        return True
+    def stop(self) -> None:
+        """Put the exception, unless the call has come back."""
+        with self.lock:
+            if not self.closed:
+                self.stopped = True
+                thread_exceptions.put(self.thread, _Stop)
 
 
 _open: dict[int, _Call] = {}
@@ -54,53 +55,104 @@ _lock = threading.Lock()
 
 
 def within(limit_s: float, name: str, call: Callable[[], T]) -> T:
-    """What ``call`` returns.
+    """What ``call`` returns. Where no thread can be started to watch it, it has no limit.
 
     Raises:
         OutOfTime: it took longer than ``limit_s``; also where it swallowed what stopped it.
-        BaseException: whatever ``call`` raises.
+        BaseException: whatever ``call`` raises; KeyboardInterrupt also where it was stopped.
     """
     one = _Call(thread=threading.current_thread(), name=name, limit_s=limit_s, end_s=time.monotonic() + limit_s)
+    first: BaseException | None = None
+    second: BaseException | None = None
     try:
-        _open[id(one)] = one
-        _have_watch()
         try:
-            return call()
+            _open[id(one)] = one
+            _have_watch()
+            value = call()
         finally:
-            _settle(one)
-    except _Stop:
-        if not one.stopped:
-            raise  # a call around this one is stopped
-        raise OutOfTime(f"{name} did not come back within {limit_s:g} s, and was stopped") from None
-    finally:
-        _open.pop(id(one), None)
+            # Signals and stops arrive at calls, entries and jumps back. There is none here outside of a ``try``, so that a call is closed
+            # whatever arrives meanwhile: Ctrl-C, its own stop, that of a call around it.
+            try:
+                _close(one)
+            except (KeyboardInterrupt, _Stop) as exc:
+                first = exc
+                try:
+                    _close(one)
+                except (KeyboardInterrupt, _Stop) as exc:
+                    second = exc
+                    try:
+                        _close(one)
+                    except (KeyboardInterrupt, _Stop):
+                        _close(one)
+    except BaseException as exc:
+        if isinstance(exc, KeyboardInterrupt) or not one.stopped:  # a user's, what it raised, or the stop of a call around this one
+            raise
+        why = None if isinstance(exc, _Stop) else exc
+        raise _interrupted(first, second) or _late(one) from why
+    if interrupt := _interrupted(first, second):
+        raise interrupt
+    if one.stopped:
+        raise _late(one)
+    return value
 
 
-def _settle(one: _Call) -> None:
-    """Leave no exception behind that is still on its way."""
-    if one.claim() or isinstance(sys.exc_info()[1], _Stop):
-        return
-    end = time.monotonic() + SETTLING_S
-    while time.monotonic() < end:
-        time.sleep(0.001)
-    raise _Stop
+def _interrupted(*arrived: BaseException | None) -> BaseException | None:
+    return next((exc for exc in arrived if isinstance(exc, KeyboardInterrupt)), None)
+
+
+def _late(one: _Call) -> OutOfTime:
+    return OutOfTime(f"{one.name} did not come back within {one.limit_s:g} s, and was stopped")
+
+
+def _close(one: _Call) -> None:
+    """Afterwards nothing is put for this call, and nothing that was is on its way. May be done again where it was interrupted.
+
+    What was put for a call around this one may be taken here as well: it is put again.
+    """
+    with one.lock:
+        one.closed = True
+    if one.stopped:
+        thread_exceptions.withdraw()
+    _open.pop(id(one), None)
 
 
 def _have_watch() -> None:
     with _lock:
-        if not _watch:
-            _watch.append(threading.Thread(target=_look, name="plugin calls", daemon=True))
-            _watch[0].start()
+        if _watch and _watch[0].is_alive():
+            return
+        thread = threading.Thread(target=_look, name="plugin calls", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            log.info("calls into plugins have no limit: %s", exc)
+            return
+        _watch[:] = [thread]
 
 
 def _look() -> None:
     """Watch while there are calls, and then no more: a process that forks later has no thread of ours."""
     while True:
-        _look_once()
+        pause_s = LOOK_S
+        for one in list(_open.values()):
+            left_s = one.end_s - time.monotonic()
+            if left_s <= 0:
+                with suppress(Exception):  # no thread to lower the interpreter's flag: it was put all the same
+                    one.stop()
+                _tell(one)
+            else:
+                pause_s = min(pause_s, left_s)
+        time.sleep(pause_s)
         with _lock:
             if not _open:
                 _watch.clear()
                 return
+
+
+def _tell(one: _Call) -> None:
+    if not one.told:
+        one.told = True
+        with suppress(Exception):  # whatever a handler of the user's raises
+            log.warning("%s has not come back after %g s; it is stopped where it runs Python", one.name, one.limit_s)
 
 
 def _forget() -> None:
@@ -113,14 +165,3 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-
-
-def _look_once() -> None:
-    now = time.monotonic()
-    calls = list(_open.values())
-    for one in calls:
-        if now >= one.end_s and not one.stopped and one.claim():
-            log.warning("%s has not come back after %g s; it is stopped where it runs Python", one.name, one.limit_s)
-            one.stopped = True
-            thread_exceptions.put(one.thread, _Stop)
-    time.sleep(min([LOOK_S, *(max(one.end_s - now, 0.0) for one in calls if not one.stopped)]))

@@ -35,7 +35,7 @@ def source_of(step: Step, match: Match, catalog: "Catalog", target: Target) -> S
     check_source(match, source, target)
     backend = catalog.backend_of(target)
     if backend is not None:
-        backend.check(source, target)
+        catalog.limited(lambda: backend.check(source, target), plugin=backend.name)
     return source
 
 
