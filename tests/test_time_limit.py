@@ -81,7 +81,10 @@ def test_python_that_runs_on_is_stopped_and_named(call: Callable[[], Any], caplo
     began = time.monotonic()
     with pytest.raises(OutOfTime, match=r"acme did not come back within 0\.1 s"):
         within(0.1, "acme", call)
-    assert time.monotonic() - began < 60.0 and "acme has not come back after 0.1 s" in caplog.text
+    assert time.monotonic() - began < 60.0
+    while "acme has not come back after 0.1 s" not in caplog.text:  # told behind the stop
+        assert time.monotonic() - began < 90.0
+        time.sleep(0.01)
     assert within(5.0, "acme", lambda: 3) == 3, "nothing is left behind"
 
 
@@ -166,23 +169,42 @@ def test_where_no_thread_can_be_started_a_call_has_no_limit(monkeypatch: pytest.
         within(0.05, "acme", runs_on)
 
 
+def in_a_child(call: Callable[[], int]) -> int:
+    """The number that ``call`` returns in a fork of this process, whose main thread this one is there; what it raises is 96."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 96
+    try:
+        code = call()
+    finally:
+        os._exit(code)
+
+
+def interrupted_by_signals() -> int:
+    """1: a Ctrl-C was seen, 2: a call was stopped; no other exception, or it is raised."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    seen = 0
+    for i in range(60):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0102 + 0.0001 * (i % 20 - 10) + (0.0, 0.02, -0.005)[i % 3])
+            within(0.01, "acme", lambda: until(time.monotonic() + 0.05))
+        except KeyboardInterrupt:
+            seen |= 1
+        except OutOfTime:
+            seen |= 2
+        try:
+            until(time.monotonic() + 0.04)
+        except KeyboardInterrupt:
+            seen |= 1
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_ctrl_c_while_a_call_is_stopped_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """However near to each other they come: no other exception, and none left behind."""
     monkeypatch.setattr(time_limit, "LOOK_S", 0.001)
-    seen = set()
-    for i in range(60):
-        timer = threading.Timer(0.0102 + 0.0001 * (i % 20 - 10), signal.raise_signal, (signal.SIGINT,))
-        timer.start()
-        try:
-            within(0.01, "acme", runs_on)
-        except (KeyboardInterrupt, OutOfTime) as exc:
-            seen.add(type(exc))
-        try:
-            timer.join()
-            until(time.monotonic() + 0.002)
-        except KeyboardInterrupt:
-            seen.add(KeyboardInterrupt)
-    assert KeyboardInterrupt in seen
+    assert in_a_child(interrupted_by_signals) == 3
 
 
 def test_threads_are_stopped_each_by_itself() -> None:
@@ -253,14 +275,9 @@ def test_nobody_watches_where_nothing_is_asked() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_child_of_a_fork_has_a_watch_of_its_own() -> None:
-    def child() -> int:
-        pid = os.fork()
-        if pid:
-            return os.waitpid(pid, 0)[1]
-        try:
+    def stopped() -> int:
+        with pytest.raises(OutOfTime):
             within(0.05, "acme", runs_on)
-        except OutOfTime:
-            os._exit(7)
-        os._exit(1)
+        return 7
 
-    assert os.waitstatus_to_exitcode(within(60.0, "outer", child)) == 7
+    assert within(60.0, "outer", lambda: in_a_child(stopped)) == 7
