@@ -274,14 +274,15 @@ def frontend_for(what: object, ctx: Context) -> Frontend:
     )
 
 
-def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...] | None) -> GraphSet:
+def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, versions: tuple[str, ...] | None, *,
+             worker: bool = True) -> GraphSet:
     """Graphs from the store, or captured now and stored; compared with the model in both cases. See stages.capture.
 
-    ``versions``: None leaves the store alone.
+    ``versions``: None leaves the store alone. ``worker``: one will be needed behind.
     """
     from .stages import capture
 
-    return capture.run(loaded, workload, ctx, frontend, versions)
+    return capture.run(loaded, workload, ctx, frontend, versions, worker=worker)
 
 
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:

@@ -19,6 +19,9 @@ said() { echo "[$SECONDS s] $*"; }
 left() { echo $((limit - SECONDS)); }
 
 . benchmarks/install_ours.sh
+# Python's byte code lies ready where pip installs packages; an image that keeps none would have every process compile its imports.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=$(mktemp -d)
 said "ours is installed"
 
 queue=$(mktemp -d)

@@ -10,16 +10,22 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from agentcompile_cuda_kit.targets import preset
 from capture_models import GPT, tiny
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import agentcompile_core as ac
+from agentcompile_core.configuration import Config
+from agentcompile_core.context import Context
+from agentcompile_core.ir.graph import DType, Workload
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.runtime.framework_session import EagerSession
 from agentcompile_core.runtime.generation import module_prompt
 from agentcompile_core.runtime.generation.request import Asked
 from agentcompile_core.runtime.session import Session
+from agentcompile_core.stages import capture
+from agentcompile_core.stages.capture.frontends import LiveModelFrontend
 from agentcompile_core.store import Store
 from agentcompile_core.testing.doubles import ReplayingBackend
 
@@ -122,6 +128,26 @@ def test_a_model_that_was_not_captured_is_at_any_length() -> None:
     with seen(model, noted) as found:
         mine.generate(PROMPT, 4)
     assert found == [True] * 4 and noted.blocks == 1 and not noted.opened
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_is_captured_is_compared_at_any_length(tmp_path: Path, breaks: bool) -> None:
+    """And traced outside of it. A backend that cannot enter its block is recorded, and all is compared the same."""
+    backend, model, frontend = Noting(), tiny("gpt2", GPT), LiveModelFrontend()
+    if breaks:
+        backend.any_length = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    loaded, workload = frontend.load(model, {}), Workload(dtype=DType.F32, max_context=64, prefill_chunks=(16,))
+    ctx = Context(catalog=load_catalog(strict=False), target=preset("h200"), config=Config(), store=Store(tmp_path), backend=backend)
+    with seen(model, backend) as found:
+        made = capture.run(loaded, workload, ctx, frontend, ("any",), worker=False)
+    compared = found.count(True)
+    assert made.graphs and found == [False] * (len(found) - compared) + [True] * compared and len(found) > compared
+    assert bool(compared) is not breaks and backend.blocks == (not breaks) and not backend.opened
+    for _ in range(2):  # to the store, which keeps nothing of a model that is looked on at, and out of it
+        stored = capture.run(loaded, workload, ctx, frontend, ("any",), worker=False)
+        frontend.capture = lambda *_: pytest.fail("the store has it")  # type: ignore[method-assign]
+    assert stored.graphs == made.graphs and backend.blocks == 3 * (not breaks) and not backend.opened
+    assert {(f.plugin, f.subject) for f in ctx.failures} == ({("noting", "any_length")} if breaks else set())
 
 
 def test_what_raises_inside_ends_the_block() -> None:

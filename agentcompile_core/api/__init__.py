@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,8 @@ def compile(what: object, workload: Workload | None = None, *, config: Config | 
 
 
 def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dict[str, Any],
-              run_on: str) -> tuple[LoadedModel, Compilation, Bundle]:
-    """Load, capture and compile; the bundle names where the model comes from."""
+              run_on: str) -> tuple[LoadedModel, Compilation, Callable[[], Bundle]]:
+    """Load, capture and compile; and what makes the bundle, which names where the model comes from."""
     dtype, max_context = wanted.get("dtype"), wanted.pop("max_context", None)
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
@@ -109,8 +110,14 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
         _expect(loaded, workload.dtype, wanted["device"], ctx)
     graphs, clock["capture"] = _captured(loaded, frontend, workload, ctx)
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
-    bundle = pipeline.emitted(compilation, ctx)
-    return loaded, compilation, evolve(bundle, manifest=evolve(bundle.manifest, source=_source(what)))
+    source = _source(what)
+
+    @cache
+    def bundle() -> Bundle:
+        made = pipeline.emitted(compilation, ctx)
+        return evolve(made, manifest=evolve(made.manifest, source=source))
+
+    return loaded, compilation, bundle
 
 
 @set_apart()
@@ -176,7 +183,7 @@ def _graphs(folder: str | Path, given: GraphSet, info: ModelInfo, loaded: Loaded
     from ..stages.capture.describe import of_graphs
 
     if given.graphs and not ctx.config.trust_graphs:
-        found, _ = _captured(loaded, frontend, given.workload, evolve(ctx, backend=None))
+        found, _ = _captured(loaded, frontend, given.workload, ctx, worker=False)
         unlike = unlike_graphs(given, found)
         if not unlike:
             return found
@@ -186,10 +193,10 @@ def _graphs(folder: str | Path, given: GraphSet, info: ModelInfo, loaded: Loaded
     return of_graphs(given, info)
 
 
-def _captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context) -> tuple[GraphSet, float]:
+def _captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: Context, *, worker: bool = True) -> tuple[GraphSet, float]:
     """The capture stage, said, and its seconds."""
     ctx.emit(StageStarted(stage="capture"))
-    graphs, seconds = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions()))
+    graphs, seconds = _timed(lambda: pipeline.captured(loaded, frontend, workload, ctx, _versions(), worker=worker))
     ctx.emit(Captured(graphs=len(graphs.graphs), nodes=sum(len(g.nodes) for g in graphs.graphs), eager_reason=graphs.eager_reason,
                       seconds=seconds))
     return graphs, seconds
@@ -202,8 +209,8 @@ def _is_captured_elsewhere(given: GraphSet, loaded: LoadedModel, frontend: Front
     """
     from ..stages.capture.elsewhere import copies
 
-    alone = evolve(ctx, backend=None)
-    return any(not unlike_graphs(given, pipeline.captured(one, frontend, given.workload, alone, None)) for one in copies(loaded))
+    return any(not unlike_graphs(given, pipeline.captured(one, frontend, given.workload, ctx, None, worker=False))
+               for one in copies(loaded))
 
 
 def _expect(loaded: LoadedModel, dtype: DType, device: str, ctx: Context) -> None:

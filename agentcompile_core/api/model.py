@@ -2,11 +2,13 @@
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import pipeline
 from ..errors import UsageError
+from ..ir.bundle import Bundle
 from ..ir.timeline import TimeLine
 from ..runtime import calls
 from ..runtime.as_captured import as_captured
@@ -31,9 +33,14 @@ class CompiledModel(HuggingFaceManners):
 
     def __init__(self, parts: Parts) -> None:
         self.loaded, self.graphs, self.session = parts.loaded, parts.graphs, parts.session
-        self.bundle, self.compilation, self.context = parts.bundle, parts.compilation, parts.context
+        self.compilation, self.context = parts.compilation, parts.context
         self._parts = parts
         self.notes = tuple(dict.fromkeys((*parts.notes, *parts.context.store.warnings)))
+
+    @cached_property
+    def bundle(self) -> Bundle | None:
+        """What ``save`` writes, made as it is asked for first: of a deep model that takes a second. None for one that was loaded."""
+        return self._parts.bundle() if self._parts.bundle is not None else None
 
     @property
     def tokenizer(self) -> Any:

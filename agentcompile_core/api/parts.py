@@ -1,5 +1,6 @@
 """What a compiled model is made of."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 class Parts:
     """Without a session it can be saved and not run.
 
+    ``bundle`` makes what ``save`` writes; None: it was loaded from one.
     ``run_on``: as ``compile`` was asked. ``kin``: the sessions of all models that share these programs.
     """
 
@@ -28,7 +30,7 @@ class Parts:
     graphs: GraphSet
     context: Context
     session: install.AnySession | None = None
-    bundle: Bundle | None = None
+    bundle: Callable[[], Bundle] | None = None
     compilation: Compilation | None = None
     run_on: str = "auto"
     notes: tuple[str, ...] = ()

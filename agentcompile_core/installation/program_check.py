@@ -194,7 +194,8 @@ def _step(session: Session, program: Program, graph: Graph, weights: "WeightStor
         bound = bind(framework_program(graph), weights, session.states, {}, Executables(device=session.device))
         session.ids.fill_(token)
         session.position.fill_(position)
-        bound.run()
+        with at_any_length(session.backend):  # all of the cache under a mask, which nothing that is compiled attends over
+            bound.run()
         return bound.output(0)[0, -1]
 
     if program.start:  # a prompt of so many tokens would take its time, and the programs that read it are compared apart

@@ -5,7 +5,7 @@ then put into that thread, which ends loops in Python; one that waits in foreign
 it returns. Advisors that need more (a service) keep a child process of their own, as the litellm one does.
 """
 
-import copy
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from attrs import evolve
 
 from ...errors import ContractError, bounded
+from ...garbage import uncollected
 from ...ir.advice import Advice, Question, RejectedItem
 from ...plugin import thread_exceptions
 from ...plugin.interfaces import Advisor
@@ -43,7 +44,8 @@ def ask(advisor: Advisor, question: Question) -> Screened:
     if earlier is not None and earlier.is_alive():
         _busy[id(advisor)] = earlier
         raise Late(f"advisor {advisor.name} still has not answered an earlier question")
-    asked = copy.deepcopy(question)
+    with uncollected():
+        asked: Question = pickle.loads(pickle.dumps(question))  # noqa: S301  a copy of our own values, in a quarter of the time of deepcopy
     worker, found = _started(lambda: _answer(advisor, asked, question))
     deadline_s = question.budget_s + GRACE_S
     worker.join(deadline_s)

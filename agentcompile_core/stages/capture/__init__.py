@@ -1,5 +1,7 @@
 """Stage capture: an opened model and a workload become a GraphSet that was compared with the model."""
 
+from contextlib import ExitStack
+
 from attrs import evolve
 
 from ...context import Context
@@ -13,13 +15,14 @@ from ...store import keys
 
 
 def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None = None,
-        versions: tuple[str, ...] | None = None) -> GraphSet:
+        versions: tuple[str, ...] | None = None, *, worker: bool = True) -> GraphSet:
     """Graphs of ``loaded`` for ``workload``: from the store, or captured by ``frontend`` (default: the one that fits its module).
 
     Every graph was interpreted and compared with its module, where that has weights. What the store holds and the module
     does not compute is captured anew; a model that cannot be captured, or whose fresh graphs differ from it, comes back
     without graphs and with an ``eager_reason``; that is no error. The store is used where ``versions`` (of torch,
-    transformers, Python and this package) are given and all that the graphs depend on has a stable digest.
+    transformers, Python and this package) are given and all that the graphs depend on has a stable digest. ``worker``: one will be
+    needed behind, and may start beside a capture.
 
     Raises:
         UsageError: the workload asks for more than the model or this version allows.
@@ -28,10 +31,11 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
     from .left_behind import ALONE
 
     with ALONE:  # threads that compile at the same time wait for each other here
-        return _alone(loaded, workload, ctx, frontend, versions)
+        return _alone(loaded, workload, ctx, frontend, versions, worker)
 
 
-def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None, versions: tuple[str, ...] | None) -> GraphSet:
+def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None, versions: tuple[str, ...] | None,
+           worker: bool) -> GraphSet:
     from .dependence import dependence, training_matters
     from .describe import describe, of_graphs
     from .identity import identity
@@ -48,13 +52,14 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     stored, notes = _stored(key, info, loaded, ctx) if key is not None else (None, ())
     if stored is not None:
         return stored
-    ctx.prepare_worker()
+    if worker:
+        ctx.prepare_worker()
     graphs = of_graphs(_captured(loaded, workload, ctx, frontend), info)
     why = _unreadable(graphs)
     if why:
         return evolve(graphs, graphs=(), frequencies=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}",
                       notes=(*graphs.notes, *notes))
-    graphs, why, agreed = _compared(graphs, loaded)
+    graphs, why, agreed = _compared(graphs, loaded, ctx)
     if why:
         graphs = _without_graphs(graphs, why, ctx)
     elif graphs.graphs and (why := dependence(loaded)):
@@ -79,7 +84,7 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
         with uncollected():
             graphs = of_graphs(verify_canonical(serial.loads(text, GraphSet).verify()), info)
         before = ctx.store.text("agreed", key) or ""
-        why, agreed = _difference(graphs, loaded, before)
+        why, agreed = _difference(graphs, loaded, ctx, before)
     except (UsageError, VerificationError):
         ctx.emit(StoreMiss(key=key))
         return None, ()
@@ -113,30 +118,40 @@ def _unreadable(graphs: GraphSet) -> str:
     return ""
 
 
-def _compared(graphs: GraphSet, loaded: LoadedModel) -> tuple[GraphSet, str, str]:
+def _compared(graphs: GraphSet, loaded: LoadedModel, ctx: Context) -> tuple[GraphSet, str, str]:
     """The graphs that compute what the module computes, or one clause on how they do not; the digest of what agreed but for roundings.
 
     Of a recurrence the steps alone will do.
     """
     from .comparison import recurs
 
-    why, agreed = _difference(graphs, loaded)
+    why, agreed = _difference(graphs, loaded, ctx)
     steps = evolve(graphs, graphs=tuple(graph for graph in graphs.graphs if graph.kind is not GraphKind.PREFILL))
     if not why or not recurs(graphs) or len(steps.graphs) == len(graphs.graphs):
         return graphs, why, agreed
-    other, agreed = _difference(steps, loaded)
+    other, agreed = _difference(steps, loaded, ctx)
     if other:
         return graphs, why, ""
     note = f"prompts of {graphs.model.name} run one token at a time: chunks of them compute something else than its own forward ({why})"
     return evolve(steps, notes=(note,)), "", agreed
 
 
-def _difference(graphs: GraphSet, loaded: LoadedModel, before: str = "") -> tuple[str, str]:
+def _difference(graphs: GraphSet, loaded: LoadedModel, ctx: Context, before: str = "") -> tuple[str, str]:
     """See ``comparison.difference``, and the digest of what agreed but for roundings; ``before``: that of the same graphs."""
     from .comparison import Agreed, difference
 
     agreed = Agreed(before=before)
-    return difference(graphs, loaded, agreed), agreed.now
+    with _at_any_length(ctx):
+        return difference(graphs, loaded, agreed), agreed.now
+
+
+def _at_any_length(ctx: Context) -> ExitStack:
+    """``Backend.any_length``, where it can be entered: a few tokens at a time are compared, at lengths that never come again."""
+    backend, block = ctx.backend, ExitStack()
+    if backend is not None:
+        ctx.catalog.guard(lambda: block.enter_context(backend.any_length()), stage=StageName.CAPTURE, plugin=backend.name,
+                          subject="any_length")
+    return block
 
 
 def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:

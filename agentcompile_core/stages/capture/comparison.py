@@ -34,7 +34,7 @@ from . import comparison_exact
 from .chunk_sizes import telling
 from .comparison_exact import DRAWS, EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial
 from .comparison_run import HALVES, GraphRun, plan, prompt_rows, reference
-from .export import evaluating
+from .evaluating import evaluating
 from .left_behind import ALONE, undisturbed
 from .rotary import frequencies_of
 

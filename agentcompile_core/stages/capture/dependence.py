@@ -23,7 +23,7 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from . import libraries
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among
-from .export import evaluating
+from .evaluating import evaluating
 from .identity import identity
 from .left_behind import ParametersKept, undisturbed
 from .object_digest import ITERATOR

@@ -19,6 +19,7 @@ from ...ir.graph import OFFSET, KVSpec
 from ...ops.dtypes import torch_dtype
 from ...runtime import calls
 from .attention import IMPLEMENTATION, PassThroughCache, Recorder, Tracing, Unsupported, recording
+from .evaluating import evaluating
 from .experts import semantic_experts
 from .grouped import Grouped
 from .known import knowing
@@ -279,15 +280,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, restored module by module."""
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True

@@ -23,7 +23,8 @@ from .continued import continue_states, takes_padding
 from .deep import Deep
 from .derived import cache_what_is_read
 from .describe import describe, dtype_of, text_config
-from .export import NOTHING, evaluating, export_decode, export_prefill, quiet
+from .evaluating import evaluating
+from .export import NOTHING, export_decode, export_prefill, quiet
 from .filled import join_parts, write_once
 from .functional import check_writes, without_writes
 from .importer import import_program

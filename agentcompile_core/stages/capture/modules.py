@@ -22,7 +22,8 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime.calls import Call, Shapeless, by_name, canonical, names_of, tree_of, written
 from .attention import Unsupported
 from .describe import describe, dtype_of
-from .export import Exported, evaluating, export_forward
+from .evaluating import evaluating
+from .export import Exported, export_forward
 from .functional import check_writes
 from .importer import import_program, returned
 from .language_model import why_not

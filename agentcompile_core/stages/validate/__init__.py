@@ -9,6 +9,7 @@ from attrs import evolve
 
 from ...budget import SPARE_SHARE
 from ...context import Context
+from ...garbage import uncollected
 from ...ir.advice import OrderedPlan
 from ...ir.baseline import FRAMEWORK
 from ...ir.candidate import Candidate
@@ -90,8 +91,22 @@ class _Stage:
         self._phases: dict[int, str] = {}  # what the worker was last seen to do with each job
 
     def evaluated(self, candidates: tuple[Candidate, ...], earlier: tuple[TuningRecord, ...], again: frozenset[Place]) -> Evaluated:
-        entries, ledger = self._queue.entries(candidates), self._ledger
-        search = Search(self._ordered, (entry.key for entry in entries), self._queue.where, self._ctx)
+        ledger = self._ledger
+        with uncollected():  # many small objects, of which none is garbage
+            entries = self._queue.entries(candidates)
+            search = Search(self._ordered, (entry.key for entry in entries), self._queue.where, self._ctx)
+            fresh = self._recalled(entries, search, earlier)
+        if search.ended:
+            ledger.leave([entry for entry in fresh if entry.key not in search.lost], Reason.ENDED)
+            fresh = [entry for entry in fresh if entry.key in search.lost]
+        if fresh or not search.ended:
+            self._evaluate(fresh, search, self._by_promise(fresh, earlier, again) if self._backend.clock else fresh)
+        return Evaluated(candidates=candidates, records=(*self._judged(entries), *ledger.baselines.values()), kernels=ledger.kernels,
+                         cached=frozenset(ledger.cached), untried=(*self._queue.untried, *ledger.untried))
+
+    def _recalled(self, entries: list[Entry], search: Search, earlier: tuple[TuningRecord, ...]) -> list[Entry]:
+        """Tell the ledger what is known of ``entries``; those of which nothing is."""
+        ledger = self._ledger
         ledger.newcomers = search.new
         ledger.recall(earlier, (one.plan.region for one in self._ordered))
         for entry in entries:
@@ -102,14 +117,7 @@ class _Stage:
         for entry in entries:
             if entry.key in stored:
                 ledger.recall_record(entry, stored[entry.key])
-        fresh = [entry for entry in entries if entry.key not in stored]
-        if search.ended:
-            ledger.leave([entry for entry in fresh if entry.key not in search.lost], Reason.ENDED)
-            fresh = [entry for entry in fresh if entry.key in search.lost]
-        if fresh or not search.ended:
-            self._evaluate(fresh, search, self._by_promise(fresh, earlier, again) if self._backend.clock else fresh)
-        return Evaluated(candidates=candidates, records=(*self._judged(entries), *ledger.baselines.values()), kernels=ledger.kernels,
-                         cached=frozenset(ledger.cached), untried=(*self._queue.untried, *ledger.untried))
+        return [entry for entry in entries if entry.key not in stored]
 
     def _evaluate(self, fresh: list[Entry], search: Search, turns: Iterable[Entry]) -> None:
         ledger = self._ledger

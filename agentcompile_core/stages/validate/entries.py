@@ -71,6 +71,7 @@ class Queue:
         self._ranks = {(one.signature, step): rank for one in ordered for step, rank in zip(one.steps, one.ranks, strict=True)}
         self._trials: dict[Place, Trial | None] = {}
         self._computations: dict[Place, str] = {}
+        self._baseline_keys: dict[Place, str] = {}
         self.where = environment(backend, ctx)
         self.untried: list[Untried] = []
 
@@ -128,18 +129,23 @@ class Queue:
             self._computations[place] = computation_of(trial.match, trial.graph)
         return self._computations[place]
 
+    def _baseline_key(self, place: Place, trial: Trial) -> str:
+        if place not in self._baseline_keys:
+            self._baseline_keys[place] = keys.baseline_key(trial.match, trial.graph, self.where)
+        return self._baseline_keys[place]
+
     def _entry(self, candidate: Candidate, trial: Trial) -> Entry:
-        ordered, backend = self._ordered[candidate.signature], self._backend
+        ordered, backend, place = self._ordered[candidate.signature], self._backend, (candidate.signature, trial.match.id)
         trial = evolve(trial, source=candidate.source, cases=self._cases(candidate, trial.match))
         kind_code = keys.code_of(type(self._ctx.catalog.kind(trial.match.kind)))
         return Entry(
             candidate=candidate, trial=trial, key=keys.record_key(trial, self.where, kind_code),
             kernel_key=keys.kernel_key(candidate.source, self._ctx.target, backend),
-            baseline_key=keys.baseline_key(trial.match, trial.graph, self.where),
+            baseline_key=self._baseline_key(place, trial),
             rank=self._ranks.get((candidate.signature, candidate.step), -1), advisor=ordered.record.advisor,
             primary=trial.match.id in ordered.primary, nodes=frozenset(trial.match.nodes),
             weight=trial.match.bytes_moved * len(ordered.plan.region.instances),
-            twin=twin_of(candidate, trial, self._computation((candidate.signature, trial.match.id), trial)))
+            twin=twin_of(candidate, trial, self._computation(place, trial)))
 
 
 def by_turns(queues: list[list[Entry]]) -> list[Entry]:

@@ -1,6 +1,7 @@
 """Loaded kernels and prepared launches."""
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,12 @@ from agentcompile_core.plugin_api import ArgumentKind, ContractError, KernelArgu
 from . import driver as cu
 
 PORTABLE_CLUSTER = 8
-_TYPES: dict[ArgumentKind, Callable[[int], object]] = {
-    ArgumentKind.POINTER: ctypes.c_uint64,
-    ArgumentKind.I32: ctypes.c_int32,
-    ArgumentKind.I64: ctypes.c_int64,
-    ArgumentKind.F32: ctypes.c_float,
-}
+LAYOUTS = 4096  # kept at most
+_Layout = tuple[struct.Struct, tuple[int, ...]]
+_layouts: dict[int, tuple[tuple[KernelArgument, ...], _Layout]] = {}  # by id of the arguments, which are kept so that it stays theirs
+CELL_BYTES = 8  # every argument has as many, wherever it needs fewer
+# As ``struct`` writes them; a tensor map has a place of its own, and an empty cell here.
+_FORMATS = {ArgumentKind.POINTER: "Q", ArgumentKind.I32: "i4x", ArgumentKind.I64: "q", ArgumentKind.F32: "f4x", ArgumentKind.TILES: "Q"}
 _RANGES = {ArgumentKind.POINTER: (0, 2**64), ArgumentKind.TILES: (0, 2**64),
            ArgumentKind.I32: (-(2**31), 2**31), ArgumentKind.I64: (-(2**63), 2**63)}
 
@@ -49,7 +50,7 @@ class LoadedKernel:
         return self.driver.read_symbol(self._module, name)
 
 
-def pack(arguments: Sequence[KernelArgument], values: Sequence[int | float], driver: cu.Driver) -> tuple[Any, list[object]]:
+def pack(arguments: tuple[KernelArgument, ...], values: Sequence[int | float], driver: cu.Driver) -> tuple[Any, list[object]]:
     """The ``void**`` of a launch and the objects it points to, which must be kept alive.
 
     Raises:
@@ -58,9 +59,32 @@ def pack(arguments: Sequence[KernelArgument], values: Sequence[int | float], dri
     """
     if len(arguments) != len(values):
         raise ContractError(f"a launch has {len(arguments)} arguments and was given {len(values)} values")
-    cells: list[object] = [_cell(argument, value, driver) for argument, value in zip(arguments, values, strict=True)]
-    addresses = [ctypes.addressof(cell) for cell in cells]  # type: ignore[arg-type]
-    return (ctypes.c_void_p * max(1, len(cells)))(*addresses), cells
+    count, (layout, tiled) = len(arguments), _layout(arguments)
+    cells = (ctypes.c_char * (CELL_BYTES * max(1, count)))()
+    try:
+        layout.pack_into(cells, 0, *values)
+    except (struct.error, OverflowError, TypeError):  # integers that are floats, or what does not fit
+        layout.pack_into(cells, 0, *[_number(argument, value) for argument, value in zip(arguments, values, strict=True)])
+    kept: list[object] = [cells]
+    base = ctypes.addressof(cells)
+    addresses = (ctypes.c_void_p * max(1, count))(*range(base, base + CELL_BYTES * count, CELL_BYTES))
+    for index in tiled:
+        kept.append(_tiles(arguments[index], int(values[index]), driver))
+        addresses[index] = ctypes.addressof(kept[-1])  # type: ignore[arg-type]
+    return addresses, kept
+
+
+def _layout(arguments: tuple[KernelArgument, ...]) -> _Layout:
+    """How cells are written, and the places of tiles: looked up by identity, since a model has thousands of launches of few kinds."""
+    known = _layouts.get(id(arguments))
+    if known is not None and known[0] is arguments:
+        return known[1]
+    if len(_layouts) >= LAYOUTS:
+        _layouts.clear()
+    made = (struct.Struct("<" + "".join(_FORMATS[argument.kind] for argument in arguments)),
+            tuple(index for index, argument in enumerate(arguments) if argument.kind is ArgumentKind.TILES))
+    _layouts[id(arguments)] = arguments, made
+    return made
 
 
 def configure(launch: Launch, pdl: bool) -> tuple[cu.Config, object]:
@@ -106,16 +130,18 @@ def prepare(kernel: LoadedKernel, launch: Launch, values: Sequence[int | float],
     return run
 
 
-def _cell(argument: KernelArgument, value: int | float, driver: cu.Driver) -> object:
+def _number(argument: KernelArgument, value: int | float) -> int | float:
     kind = argument.kind
     if kind is ArgumentKind.F32:
-        return ctypes.c_float(float(value))
+        return ctypes.c_float(value).value  # infinite beyond the largest
     low, high = _RANGES[kind]
     if int(value) != value or not low <= value < high:
         raise ContractError(f"argument {argument.name!r} is {kind.value} and was given {value!r}")
-    if kind is not ArgumentKind.TILES:
-        return _TYPES[kind](int(value))
+    return int(value)
+
+
+def _tiles(argument: KernelArgument, address: int, driver: cu.Driver) -> object:
     if argument.tiling is None or argument.dtype not in cu.TENSOR_MAP_TYPES:
         elements = argument.dtype.value if argument.dtype else "nothing"
         raise ContractError(f"argument {argument.name!r} is tiles of {elements} with the tiling {argument.tiling}")
-    return driver.tensor_map(int(value), argument.dtype, argument.tiling)
+    return driver.tensor_map(address, argument.dtype, argument.tiling)

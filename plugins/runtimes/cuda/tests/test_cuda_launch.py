@@ -113,6 +113,26 @@ def test_every_value_of_a_type_arrives(fake: Fake, address: int, i32: int, i64: 
     assert (fake.seen.pointer, fake.seen.i32, fake.seen.i64, fake.seen.f32) == (address, i32, i64, f32)
 
 
+def test_numbers_arrive_as_their_types_have_them(fake: Fake) -> None:
+    launching.prepare(fake.kernel(), launch(), (2.0**40, -7.0, 2.0**40, 3), False)(1)
+    assert (fake.seen.pointer, fake.seen.i32, fake.seen.i64, fake.seen.f32) == (2**40, -7, 2**40, 3.0)
+    launching.prepare(fake.kernel(), launch(), (1, 2, 3, 1e300), False)(1)
+    assert fake.seen.f32 == float("inf")
+
+
+def test_launches_of_many_kinds_are_packed_each_by_its_own(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what is kept of their layouts is full, and where a tuple lies where another one was."""
+    monkeypatch.setattr(launching, "LAYOUTS", 3)
+    for turn in range(20):
+        turned = [ARGUMENTS[(place + turn) % 4] for place in range(4)]
+        values = {ArgumentKind.POINTER: turn, ArgumentKind.I32: -turn, ArgumentKind.I64: -(2**40) - turn, ArgumentKind.F32: turn / 4}
+        cells, kept = launching.pack(tuple(turned), [values[one.kind] for one in turned], fake.driver)
+        types = {ArgumentKind.POINTER: ctypes.c_uint64, ArgumentKind.I32: ctypes.c_int32, ArgumentKind.I64: ctypes.c_int64,
+                 ArgumentKind.F32: ctypes.c_float}
+        assert [types[one.kind].from_address(cells[place]).value for place, one in enumerate(turned)] == [values[o.kind] for o in turned]
+        del turned, cells, kept
+
+
 @pytest.mark.parametrize(("index", "value"), [(0, -1), (0, 2**64), (1, 2**31), (1, 1.5), (2, 2**63)])
 def test_a_value_that_does_not_fit_is_refused(fake: Fake, index: int, value: float) -> None:
     values = [0, 0, 0, 0.0]

@@ -8,7 +8,7 @@ from typing import Literal
 from agentcompile_core.plugin_api import DecodeRuntime, Reject, RunnableProgram, SessionState, UsageError, VerificationError, record_program
 
 log = logging.getLogger("agentcompile.runtime.cudagraph")
-WARM_UPS = 2
+WARM_UPS = 1  # what is built, loaded and compared late is so at the first call; a second one of 13 programs takes a deep model a second
 
 
 class GraphStep:
