@@ -54,7 +54,7 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
 
 def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightStore", notes: list[str]) -> str:
     """Of each decode program one step; what a cache that grows needs for those at high positions, it gives back."""
-    before = held(session.kv)
+    why, before = "", held(session.kv)
     for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: -p.start):
         try:
             hold(session.kv, program.start + 2)
@@ -64,11 +64,12 @@ def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightSt
             notes.append(f"{program.name} was not compared with the framework's operators, for lack of memory: {exc}")
             continue
         trial = _step(session, program, programs["decode"].graph, weights)
-        why = "" if trial is None else _judged(session, program, trial, notes)
-        give_back(session.kv, before)
-        if why:
-            return f"{why} ({program.name})" if program.start else why
-    return ""
+        apart = "" if trial is None else _judged(session, program, trial, notes)
+        if apart:
+            why = f"{apart} ({program.name})" if program.start else apart
+            break
+    give_back(session.kv, before)
+    return why
 
 
 @frozen(kw_only=True)

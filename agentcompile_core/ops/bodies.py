@@ -7,6 +7,7 @@ from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
 from .operator_names import ADD, LINEAR, MULTIPLY, NORMS, SUM
+from .write_order import written_between
 
 # ``bodies(op)`` or ``bodies(op, op)``: a callable, which returns None for arguments that it does not serve, or None.
 Bodies = Callable[..., "Callable[..., Any] | None"]
@@ -60,7 +61,7 @@ def _sums_with_norms(graph: Graph, nodes: Sequence[Node], bodies: Bodies, operat
     for node in nodes:
         first = sums.get(node.inputs[0]) if node.op in both and node.args[:1] == (Ref(node.inputs[0]),) else None
         early = all(name not in made for name in node.inputs[1:])  # what the norm reads beside the sum is there before it
-        if first is None or first.name in merged or not early or written_between(graph, first, node):
+        if first is None or first.name in merged or not early or written_between(graph, first.name, node.name):
             continue
         merged[first.name] = evolve(first, args=(*first.args, *node.args[1:]), kwargs=node.kwargs, outputs=(*first.outputs, *node.outputs))
         found[first.name] = _either_sum(both[node.op], operator_of(ADD), operator_of(node.op))
@@ -118,13 +119,7 @@ def is_of_one(node: Node) -> bool:
 
 def _only_reader(graph: Graph, first: Node, second: Node) -> bool:
     readers = [user.name for user in graph.users.get(first.outputs[0], ())]
-    return readers == [second.name] and first.outputs[0] not in graph.outputs and not written_between(graph, first, second)
-
-
-def written_between(graph: Graph, first: Node, second: Node) -> bool:
-    """Whether anything between the two writes in place: then the first one's argument may be another by then."""
-    names = [node.name for node in graph.nodes]
-    return any(node.mutates for node in graph.nodes[names.index(first.name):names.index(second.name)])
+    return readers == [second.name] and first.outputs[0] not in graph.outputs and not written_between(graph, first.name, second.name)
 
 
 def _either(body: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:

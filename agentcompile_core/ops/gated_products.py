@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .bodies import Bodies, is_of_one, is_of_weights, written_between
+from .bodies import Bodies, is_of_one, is_of_weights
 from .joint_products import Memory, joint, lie_behind
 from .operator_names import LINEAR, MULTIPLY, operator
 from .schema import named
+from .write_order import written_between
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +82,8 @@ def _gated(graph: Graph, product: Node, made: Mapping[str, Node], outputs: Colle
         if gate is None or up is None or gate.rows != up.rows or gate.last - gate.first != up.last - up.first:
             continue
         found = _Gated(gate=gate, activation=activation, up=up)
-        if _is_alone(graph, found, product, outputs) and not any(written_between(graph, one.nodes[0], product) for one in (gate, up)):
+        written = any(written_between(graph, one.nodes[0].name, product.name) for one in (gate, up))
+        if not written and _is_alone(graph, found, product, outputs):
             return found
     return None
 

@@ -6,8 +6,9 @@ from attrs import field, frozen
 
 from ..ir.graph import DType, Graph, Node, Ref
 from .aliasing import only_part
-from .operator_names import ATTENTION, RMS_NORM, ROPE
+from .operator_names import RMS_NORM, ROPE
 from .schema import named
+from .write_order import written_between
 
 OPERANDS = ("q", "k", "v")
 _COPIES = ("aten.clone.default", "aten.contiguous.default")
@@ -90,8 +91,4 @@ def _swaps(node: Node) -> bool:
 
 def _written_meanwhile(graph: Graph, way: Way, attention: Node) -> bool:
     """Whether anything but attention, which writes caches, writes in place between the first node of a way and its end."""
-    names = [node.name for node in graph.nodes]
-    if not way.nodes:
-        return False
-    between = graph.nodes[names.index(way.nodes[0]):names.index(attention.name)]
-    return any(node.mutates and node.op != ATTENTION for node in between)
+    return bool(way.nodes) and written_between(graph, way.nodes[0], attention.name, by_attention=False)

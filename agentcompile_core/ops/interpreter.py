@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -256,6 +256,7 @@ def _builder(argument: Argument, slots: Mapping[str, int], resolve: Callable[[Sy
     return lambda _: constant
 
 
+@cache
 def _returns_list(operator: Any) -> bool:
     returns = operator._schema.returns
     return len(returns) == 1 and isinstance(returns[0].type, torch.ListType)

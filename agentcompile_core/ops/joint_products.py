@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from ..ir.graph import Graph, Node, Ref
-from .bodies import is_of_weights, written_between
+from .bodies import is_of_weights
 from .operator_names import ATTENTION, LINEAR, RMS_NORM, ROPE, operator
 from .overloads import is_pointwise
+from .write_order import written_between
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +77,7 @@ def _siblings(graph: Graph, nodes: Sequence[Node], outputs: Collection[str]) -> 
     for node in nodes:
         if node.op == LINEAR and is_of_weights(graph, node) and node.outputs[0] not in (*outputs, *graph.outputs):
             by_rows.setdefault((_name(node, 0), len(node.args)), []).append(node)
-    return [several for several in by_rows.values() if len(several) > 1 and not written_between(graph, several[0], several[-1])
+    return [several for several in by_rows.values() if len(several) > 1 and not written_between(graph, several[0].name, several[-1].name)
             and all(_slice_will_do(graph, node.outputs[0]) for node in several)]
 
 

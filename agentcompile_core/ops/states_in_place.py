@@ -7,8 +7,9 @@ from attrs import evolve
 
 from ..ir.graph import Graph, Node, Ref, ValueKind
 from .aliasing import is_alias, memory_roots
-from .bodies import Bodies, written_between
+from .bodies import Bodies
 from .operator_names import CONVOLUTION, COPY, RECURRENCE
+from .write_order import written_between
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +83,7 @@ def _only_copied(graph: Graph, first: Node, copy: Node, views: Sequence[Node], o
     memory = {roots[name] for name in (*seen, given)}
     shown = {name for name, root in roots.items() if root in memory}  # other parts of the same memory among them
     readers = {user.name for name in shown for user in graph.users.get(name, ())}
-    return readers <= among and not written_between(graph, first, copy)
+    return readers <= among and not written_between(graph, first.name, copy.name)
 
 
 def _advanced(body: Callable[..., Any], alone: "Callable[..., Any] | None", operator: Callable[..., Any],

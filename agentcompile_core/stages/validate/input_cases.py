@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import islice
 from random import Random
 from typing import Any
@@ -80,6 +81,7 @@ def _carriers(match: Match, kind: MatchKind, position: int) -> tuple[str, ...]:
     return tuple(found.values())
 
 
+@lru_cache(maxsize=1 << 14, typed=True)  # candidates of one match ask for the same cases
 def _drawn(*of: object) -> int:
     return int(serial.digest(*of, length=7), 16)
 

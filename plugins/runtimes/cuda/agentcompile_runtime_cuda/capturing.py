@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     Place = tuple[tuple[int, int] | None, torch.cuda.Stream]  # a memory pool and the stream on which it is captured
 
 
+SPARE_BYTES = 4 << 30  # of the device; less than that is shared with care
+
+
 class Captures:
     """Captures with torch. Graphs of one owner share a memory pool and a capture stream: they are replayed on one stream, one
     after another, and what one leaves in its outputs is valid until another one runs."""
@@ -32,7 +35,7 @@ class Captures:
                 run()
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
-        capturing = _passing(graph) if pool is None else _kept(graph, pool, side)
+        capturing = _recorded(graph) if pool is None else _kept(graph, pool)
         try:
             # The outer context restores the current stream, which torch leaves switched where a capture fails.
             with torch.cuda.stream(side), capturing, uncollected():
@@ -69,20 +72,23 @@ class _Replay:
 
 
 @contextlib.contextmanager
-def _kept(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int]", stream: "torch.cuda.Stream") -> Iterator[None]:
-    """Capture what stays: from an allocator without cached blocks, into the owner's pool."""
+def _kept(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int]") -> Iterator[None]:
+    """Capture what stays: into the owner's pool, which takes new memory; cached blocks are given back where there is little of that."""
     import torch
 
     _forget_workspaces()
-    # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    if torch.cuda.mem_get_info()[0] < SPARE_BYTES:
+        torch.cuda.empty_cache()
+    with _recorded(graph, pool):
         yield
 
 
 @contextlib.contextmanager
-def _passing(graph: "torch.cuda.CUDAGraph") -> Iterator[None]:
-    """Capture what is timed and dropped. Not by ``torch.cuda.graph``: it empties the allocator's cache each time."""
-    graph.capture_begin(capture_error_mode="thread_local")
+def _recorded(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int] | None" = None) -> Iterator[None]:
+    """Capture on the current stream. Not by ``torch.cuda.graph``: it empties the allocator's cache each time, which for the 198 pieces of a
+    deep model's programs takes 0.2 s."""
+    # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         yield
     except BaseException:
@@ -103,7 +109,7 @@ def settle_generator() -> None:
     import torch
 
     torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()), _passing(torch.cuda.CUDAGraph()):
+    with torch.cuda.stream(torch.cuda.Stream()), _recorded(torch.cuda.CUDAGraph()):
         pass
 
 
