@@ -87,17 +87,41 @@ def _kept(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int]") -> Iterator[No
 def _recorded(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int] | None" = None) -> Iterator[None]:
     """Capture on the current stream. Not by ``torch.cuda.graph``: it empties the allocator's cache each time, which for the 198 pieces of a
     deep model's programs takes 0.2 s."""
-    # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    import torch
+
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
     try:
-        yield
-    except BaseException:
-        with contextlib.suppress(RuntimeError):
+        # thread_local: another thread (a tokenizer's, a server's) may use CUDA while this one captures.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a caller may ask whether timing works
             graph.capture_end()
+    except BaseException:
+        _abandon(pool)
         raise
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a caller may ask whether timing works
-        graph.capture_end()
+
+
+def _abandon(pool: "tuple[int, int]") -> None:
+    """Have torch's allocator end what a failed capture began.
+
+    torch before 2.12 leaves that undone (https://github.com/pytorch/pytorch/pull/180395): from then on no cached memory of the process would be
+    given back, also where there is none left, and objects that wait for events would end it.
+    """
+    import torch
+
+    end, release = (getattr(torch._C, name, None) for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"))
+    if end is None or release is None:
+        return
+    device = torch.cuda.current_device()
+    with contextlib.suppress(RuntimeError):  # nothing is recorded to it: torch has ended it
+        end(device, pool)
+        release(device, pool)  # which the graph does where it was captured
 
 
 def settle_generator() -> None:

@@ -53,6 +53,32 @@ def test_graphs_that_are_garbage_do_not_end_a_capture() -> None:
 
 @pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("owner", [None, Owner()], ids=["passing", "kept"])
+def test_memory_is_given_back_behind_captures_that_failed(owner: object) -> None:
+    """torch before 2.12 takes the process for capturing then, and gives nothing back any more."""
+    backend, x, nbytes = CudaBackend(), torch.ones(64, device="cuda"), 256 << 20
+    for _ in range(3):
+        assert isinstance(backend.capture(lambda: x.sum().item(), owner=owner), Reject)
+        room = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        del room
+        before = torch.cuda.memory_reserved()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() <= before - nbytes
+    other = torch.cuda.Stream()
+    held = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    held.record_stream(other)
+    del held  # who looks at its event must not take the process for capturing
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    replay = backend.capture(lambda: x.add_(1.0), owner=owner)
+    assert not isinstance(replay, Reject), replay.reason
+    x.zero_()
+    replay()
+    assert float(x.sum()) == 64.0
+
+
+@pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_owner_captures_again_behind_a_capture_that_failed() -> None:
     x, out, backend, owner = torch.ones(64, device="cuda"), torch.empty(64, device="cuda"), CudaBackend(), Owner()
     assert isinstance(backend.capture(lambda: torch.add(x, float(x.sum().item()), out=out), owner=owner), Reject)
