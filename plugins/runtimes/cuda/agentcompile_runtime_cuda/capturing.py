@@ -110,8 +110,8 @@ def _recorded(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int] | None" = No
 def _abandon(pool: "tuple[int, int]") -> None:
     """Have torch's allocator end what a failed capture began.
 
-    torch before 2.12 leaves that undone (https://github.com/pytorch/pytorch/pull/180395): from then on no cached memory of the process would be
-    given back, also where there is none left, and objects that wait for events would end it.
+    torch before 2.12 leaves that undone (https://github.com/pytorch/pytorch/pull/180395): from then on no cached memory of the process
+    would be given back, also where there is none left, and objects that wait for events would end it.
     """
     import torch
 
