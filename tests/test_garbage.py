@@ -11,7 +11,7 @@ import torch
 
 import agentcompile_core as ac
 from agentcompile_core import garbage
-from agentcompile_core.garbage import set_apart
+from agentcompile_core.garbage import set_apart, settle
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
@@ -66,6 +66,50 @@ def test_garbage_of_the_block_is_collected_within_it() -> None:
     del before
     gc.collect()
     assert kept() is None
+
+
+def test_what_was_made_until_it_settled_is_looked_at_behind_the_block_alone() -> None:
+    with set_apart():
+        old = Circle()
+        first = weakref.ref(old)
+        settle()
+        new = Circle()
+        second = weakref.ref(new)
+        del old, new
+        gc.collect()
+        assert first() is not None and second() is None
+    gc.collect()
+    assert first() is None and not gc.get_freeze_count()
+
+
+def test_outside_of_a_block_and_in_a_process_that_froze_objects_itself_nothing_settles() -> None:
+    settle()
+    assert not gc.get_freeze_count()
+    gc.freeze()
+    try:
+        with set_apart():
+            made = Circle()
+            seen = weakref.ref(made)
+            settle()
+            del made
+            gc.collect()
+            assert seen() is None
+    finally:
+        gc.unfreeze()
+
+
+def test_a_compile_settles_before_it_plans_and_before_it_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentcompile_core import api
+
+    said: list[str] = []
+    monkeypatch.setattr(api, "settle", lambda: said.append("settled"))
+
+    def report(event: object) -> None:
+        said.extend([event.stage] if type(event).__name__ == "StageStarted" else [])
+
+    ac.compile(str(TINY), store=Store(None), dtype="float32", max_context=32, random_weights=0, run_on="framework", validators=(),
+               origins=[], report=report)
+    assert [stage for stage, before in zip(said[1:], said, strict=False) if before == "settled"] == ["analyze", "install"]
 
 
 @pytest.mark.parametrize("held", [0, 1 << 20])

@@ -1,6 +1,7 @@
 """An installed program against the framework's program of the same graph: the last look before it serves."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -54,7 +55,7 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
 
 def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightStore", notes: list[str]) -> str:
     """Of each decode program one step; what a cache that grows needs for those at high positions, it gives back."""
-    why, before = "", held(session.kv)
+    why, before, plain = "", held(session.kv), _framework(session, programs["decode"].graph, weights)
     for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: -p.start):
         try:
             hold(session.kv, program.start + 2)
@@ -63,7 +64,7 @@ def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightSt
                 raise
             notes.append(f"{program.name} was not compared with the framework's operators, for lack of memory: {exc}")
             continue
-        trial = _step(session, program, programs["decode"].graph, weights)
+        trial = _step(session, program, plain)
         apart = "" if trial is None else _judged(session, program, trial, notes)
         if apart:
             why = f"{apart} ({program.name})" if program.start else apart
@@ -179,7 +180,12 @@ def _bound(graph: Graph) -> float:
     return program_bound(graph)
 
 
-def _step(session: Session, program: Program, graph: Graph, weights: "WeightStore") -> _Trial | None:
+def _framework(session: Session, graph: Graph, weights: "WeightStore") -> Callable[[], BoundProgram]:
+    """The framework's program of a decode graph, bound when it is asked for first."""
+    return cache(lambda: bind(framework_program(graph), weights, session.states, {}, Executables(device=session.device)))
+
+
+def _step(session: Session, program: Program, plain: Callable[[], BoundProgram]) -> _Trial | None:
     import torch
 
     if session.max_context < 3:
@@ -192,7 +198,7 @@ def _step(session: Session, program: Program, graph: Graph, weights: "WeightStor
         return session.read_next(token, position, program.name)
 
     def theirs() -> "torch.Tensor":
-        bound = bind(framework_program(graph), weights, session.states, {}, Executables(device=session.device))
+        bound = plain()
         session.ids.fill_(token)
         session.position.fill_(position)
         with at_any_length(session.backend):  # all of the cache under a mask, which nothing that is compiled attends over

@@ -44,12 +44,13 @@ class Graph:
 
 
 class FakeCuda:
-    """Stands for torch.cuda, with torch's own habit of leaving the current stream switched where ``graph`` fails."""
+    """Stands for torch.cuda, and for what its allocator is told. ``free``: bytes of the device."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.streams = self.pools = 0
         self.capturing = self.broken = self.lost = False
+        self.free = 2 * capturing.SPARE_BYTES
         self.current = Stream(self, "default")
 
     def make_stream(self) -> Stream:
@@ -73,28 +74,17 @@ class FakeCuda:
         if self.lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    def graph(self, graph: Graph, *, pool: Any, stream: Stream, capture_error_mode: str) -> Any:
-        fake = self
-
-        class Capturing:
-            def __enter__(self) -> None:
-                fake.seen.append("cache emptied")
-                fake.current = stream
-                graph.capture_begin(pool, capture_error_mode)
-
-            def __exit__(self, *exc: object) -> None:
-                graph.capture_end()
-
-        return Capturing()
-
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     for name, value in {"Stream": fake.make_stream, "stream": fake.on, "current_stream": lambda: fake.current,
-                        "CUDAGraph": lambda: Graph(fake), "graph": fake.graph, "graph_pool_handle": fake.make_pool,
-                        "synchronize": fake.synchronize}.items():
+                        "CUDAGraph": lambda: Graph(fake), "graph_pool_handle": fake.make_pool, "synchronize": fake.synchronize,
+                        "mem_get_info": lambda: (fake.free, 1 << 40), "current_device": lambda: 3,
+                        "empty_cache": lambda: fake.seen.append("cache emptied")}.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    for name, word in (("_cuda_endAllocateToPool", "ended"), ("_cuda_releasePool", "released")):
+        monkeypatch.setattr(torch._C, name, lambda device, pool, word=word: fake.seen.append(f"{word} {pool} on {device}"), raising=False)
     monkeypatch.setattr(capturing, "_forget_workspaces", lambda: fake.seen.append("workspaces dropped"))
     monkeypatch.setattr(CudaBackend, "available", lambda self: True)
     return fake
@@ -108,7 +98,7 @@ def test_graphs_of_one_owner_share_a_stream_and_a_pool_and_own_their_workspaces(
     backend, owner, other = CudaBackend(), Owner(), Owner()
     replay = backend.capture(lambda: cuda.seen.append(f"run on {cuda.current.name}"), warm_ups=1, runs=2, owner=owner)
     assert cuda.seen == [
-        "stream 1 waits for default", "run on stream 1", "host waits for stream 1", "workspaces dropped", "cache emptied",
+        "stream 1 waits for default", "run on stream 1", "host waits for stream 1", "workspaces dropped",
         "begin on stream 1, pool p1, thread_local", "run on stream 1", "run on stream 1", "end", "default waits for stream 1"]
     for one in (owner, other):
         backend.capture(lambda: None, owner=one)
@@ -116,6 +106,13 @@ def test_graphs_of_one_owner_share_a_stream_and_a_pool_and_own_their_workspaces(
         "begin on stream 1, pool p1", "begin on stream 1, pool p1", "begin on stream 2, pool p2"]
     replay()
     assert cuda.seen[-1] == "replay on default" and cuda.current.name == "default"
+
+
+@pytest.mark.parametrize(("owner", "short"), [(Owner(), True), (Owner(), False), (None, True)])
+def test_cached_memory_is_given_back_before_a_capture_that_stays_where_little_is_left(cuda: FakeCuda, owner: Any, short: bool) -> None:
+    cuda.free = capturing.SPARE_BYTES - short
+    assert not isinstance(CudaBackend().capture(lambda: None, owner=owner), Reject)
+    assert cuda.seen.count("cache emptied") == (short and owner is not None)
 
 
 def test_an_owner_that_is_gone_leaves_nothing(cuda: FakeCuda) -> None:
@@ -129,8 +126,8 @@ def test_what_is_timed_and_dropped_empties_no_cache_and_shares_nothing(cuda: Fak
     for _ in range(2):
         assert not isinstance(backend.capture(lambda: None, warm_ups=1), Reject)
     begun = [s for s in cuda.seen if s.startswith("begin")]
-    assert begun == ["begin on stream 1, pool None, thread_local", "begin on stream 2, pool None, thread_local"]
-    assert not {"cache emptied", "workspaces dropped"} & set(cuda.seen) and cuda.pools == 0
+    assert begun == ["begin on stream 1, pool p1, thread_local", "begin on stream 2, pool p2, thread_local"]
+    assert not {"cache emptied", "workspaces dropped"} & set(cuda.seen)
 
 
 @pytest.mark.parametrize("owner", [None, Owner()], ids=["timed", "kept"])
@@ -142,7 +139,8 @@ def test_what_cannot_be_captured_is_rejected_with_the_generator_settled_and_the_
     answer = CudaBackend().capture(run, owner=owner)
     assert isinstance(answer, Reject) and answer.reason.startswith("cannot be captured into a CUDA graph: RuntimeError: ")
     assert "\n" not in answer.reason and cuda.current.name == "default" and not cuda.capturing
-    assert cuda.seen[-3:] == ["host waits for the device", "begin on stream 2, pool None, thread_local", "end"], "an empty graph settles it"
+    assert cuda.seen[-3:] == ["host waits for the device", "begin on stream 2, pool p2, thread_local", "end"], "an empty graph settles it"
+    assert cuda.seen[-6:-3] == ["end", "ended p1 on 3", "released p1 on 3"], "and its allocator records to the pool no more"
 
 
 @pytest.mark.parametrize("owner", [None, Owner()], ids=["timed", "kept"])

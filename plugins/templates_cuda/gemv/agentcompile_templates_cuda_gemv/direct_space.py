@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from agentcompile_cuda_kit.needs import FEW_BLOCKS, REGISTERS, SHARED, SHARED_RESERVED_PER_BLOCK
 
@@ -20,12 +21,14 @@ IN_FLIGHT_BYTES_PER_SM = 64 << 10
 LONG_ROW_BYTES = 8 << 10  # from here on a row is worth more than one warp
 
 
+@lru_cache(maxsize=256)
 def direct_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     """All legal direct schedules, best guess first."""
     found = [schedule for schedule in _enumerate() if not problem(shape, schedule, target)]
     return tuple(sorted(found, key=lambda schedule: _badness(shape, schedule, target)))
 
 
+@lru_cache(maxsize=256)
 def ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many schedules are not legal, by the reason."""
     return Counter(why for schedule in _enumerate() if (why := problem(shape, schedule, target)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product, zip_longest
 
 from agentcompile_cuda_kit.needs import FEW_BLOCKS, SHARED, SHARED_RESERVED_PER_BLOCK
@@ -38,6 +39,7 @@ MOST_POINTS, MOST_FMA, MOST_TENSOR = 120, 90, 30
 EARLY_TENSOR = 1  # schedules of a match that are offered for tensor cores behind the first two; others come last
 
 
+@lru_cache(maxsize=256)
 def ring_schedules(shape: Shape, target: Target) -> tuple[Schedule, ...]:
     """All legal ring schedules, best guess first; empty where the target or the row length rules the ring out."""
     if not target.has(Feature.BULK_COPY) or not shape.vectorized:
@@ -86,6 +88,7 @@ def _dealt(shape: Shape, schedule: Schedule, target: Target) -> tuple[Schedule, 
     return (Schedule({**dict(schedule.items), STATIC_GROUPS: first}),)
 
 
+@lru_cache(maxsize=256)
 def ruled_out(shape: Shape, target: Target) -> Counter[str]:
     """How many schedules are not legal, by the reason; none where there is no ring at all."""
     if not target.has(Feature.BULK_COPY) or not shape.vectorized:
