@@ -24,12 +24,9 @@ def run(ordered: tuple[OrderedPlan, ...], ctx: Context) -> tuple[Candidate, ...]
             match = one.plan.region.match_by_id[step.match_id]
             try:
                 found.append(Candidate(signature=one.signature, step=step, source=source_of(step, match, ctx.catalog, ctx.target)))
-            except ContractError as exc:
+            except (ContractError, OutOfTime) as exc:
                 switched_off.add(step.implementation)
-                _fail(step, Cause.CONTRACT, exc, ctx)
-            except OutOfTime as exc:
-                switched_off.add(step.implementation)
-                _fail(step, Cause.TIMEOUT, exc, ctx)
+                _fail(step, Cause.TIMEOUT if isinstance(exc, OutOfTime) else Cause.CONTRACT, exc, ctx)
             except (Exception, SystemExit) as exc:
                 _fail(step, Cause.EXCEPTION, exc, ctx)
     return tuple(found)
