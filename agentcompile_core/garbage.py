@@ -8,18 +8,29 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _apart = 0  # blocks of ``set_apart`` in all threads
+_uncollected = 0  # blocks of ``uncollected`` in all threads
+_collecting = True  # whether garbage was collected before the first of them
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected: that ends a capture, where a graph in a circle is destroyed within it, and slows what makes many objects."""
-    collecting = gc.isenabled()
-    gc.disable()
+    """No garbage is collected, in any thread.
+
+    A collection ends a capture, where a graph in a circle is destroyed within it, and slows what makes many objects.
+    """
+    global _uncollected, _collecting
+    with _lock:
+        if not _uncollected:
+            _collecting = gc.isenabled()
+            gc.disable()
+        _uncollected += 1
     try:
         yield
     finally:
-        if collecting:
-            gc.enable()
+        with _lock:
+            _uncollected -= 1
+            if not _uncollected and _collecting:
+                gc.enable()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The whole flow, top to bottom. A newcomer starts here: eight stages over immutable values, and one loop of rounds."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -287,8 +288,13 @@ def captured(loaded: LoadedModel, frontend: Frontend, workload: Workload, ctx: C
 
 def emitted(compilation: Compilation, ctx: Context) -> Bundle:
     """The bundle of a compilation."""
-    bundle = emit.run(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, compilation.records, ctx)
-    return with_evidence(bundle, compilation.tried, compilation.failures, compilation.decisions)
+    return emission(compilation, ctx)()
+
+
+def emission(compilation: Compilation, ctx: Context) -> Callable[[], Bundle]:
+    """What makes the bundle of a compilation: plugins are asked for their parts now, and values are written then."""
+    made = emit.prepared(compilation.graphs, compilation.programs, compilation.selections, compilation.kernels, compilation.records, ctx)
+    return lambda: with_evidence(made(), compilation.tried, compilation.failures, compilation.decisions)
 
 
 def statistics(compilation: Compilation, bundle: Bundle | None = None) -> dict[str, Any]:

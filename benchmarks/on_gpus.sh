@@ -51,5 +51,5 @@ serve() {
 for gpu in $GPUS; do serve "$gpu" & done
 wait
 while read -r name seconds _; do said "no time was left for $name, which takes $seconds s"; done <"$queue/jobs"
-rm -r "$queue"
+rm -rf "$queue" "$PYTHONPYCACHEPREFIX"
 said "done"

@@ -130,23 +130,29 @@ def test_a_model_that_was_not_captured_is_at_any_length() -> None:
     assert found == [True] * 4 and noted.blocks == 1 and not noted.opened
 
 
-@pytest.mark.parametrize("breaks", [False, True])
-def test_what_is_captured_is_compared_at_any_length(tmp_path: Path, breaks: bool) -> None:
-    """And traced outside of it. A backend that cannot enter its block is recorded, and all is compared the same."""
+@contextmanager
+def leaving() -> Iterator[None]:
+    yield
+    raise OSError("as it ends")
+
+
+@pytest.mark.parametrize("breaks", [None, leaving, lambda: 1 / 0], ids=["", "ending", "entering"])
+def test_what_is_captured_is_compared_at_any_length(tmp_path: Path, breaks: Any) -> None:
+    """And traced outside of it. A backend whose block raises is recorded, and all is compared the same."""
     backend, model, frontend = Noting(), tiny("gpt2", GPT), LiveModelFrontend()
-    if breaks:
-        backend.any_length = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    if breaks is not None:
+        backend.any_length = breaks
     loaded, workload = frontend.load(model, {}), Workload(dtype=DType.F32, max_context=64, prefill_chunks=(16,))
     ctx = Context(catalog=load_catalog(strict=False), target=preset("h200"), config=Config(), store=Store(tmp_path), backend=backend)
     with seen(model, backend) as found:
         made = capture.run(loaded, workload, ctx, frontend, ("any",), worker=False)
     compared = found.count(True)
     assert made.graphs and found == [False] * (len(found) - compared) + [True] * compared and len(found) > compared
-    assert bool(compared) is not breaks and backend.blocks == (not breaks) and not backend.opened
+    assert bool(compared) is (breaks is None) and backend.blocks == (breaks is None) and not backend.opened
     for _ in range(2):  # to the store, which keeps nothing of a model that is looked on at, and out of it
         stored = capture.run(loaded, workload, ctx, frontend, ("any",), worker=False)
         frontend.capture = lambda *_: pytest.fail("the store has it")  # type: ignore[method-assign]
-    assert stored.graphs == made.graphs and backend.blocks == 3 * (not breaks) and not backend.opened
+    assert stored.graphs == made.graphs and backend.blocks == 3 * (breaks is None) and not backend.opened
     assert {(f.plugin, f.subject) for f in ctx.failures} == ({("noting", "any_length")} if breaks else set())
 
 

@@ -102,7 +102,12 @@ class Elsewhere(FakeBackend):
         return (self.library,)
 
     def emit(self, programs: object, kernels: object, target: object) -> dict[str, bytes]:
-        return self.part
+        return dict(self.part)
+
+    def leave(self) -> None:
+        """Between the compile and what is made of it: another version is installed, which gives other files."""
+        self.library = self.library.parent / "gone"
+        self.emit = lambda *_: {"run/Makefile": b"another"}  # type: ignore[method-assign]
 
 
 class Elsewhere2(Elsewhere):
@@ -117,8 +122,12 @@ def emitted_by(tiny_bundle: Path, backend: Backend, *, built: bool = True) -> tu
     source = evolve(program.sources[0], language="c")
     kernel = evolve(installed.kernels[source.digest], backend=backend.name)
     ctx = context(installed.manifest.target, backend)
-    made = emit.run(installed.graphs, {"decode": evolve(program, sources=(source,))}, (), {source.digest: kernel} if built else {}, (), ctx)
-    return {path.replace(source.digest, "DIGEST"): data for path, data in made.files}, ctx
+    programs, kernels = {"decode": evolve(program, sources=(source,))}, {source.digest: kernel} if built else {}
+    prepared = emit.prepared(installed.graphs, programs, (), kernels, (), ctx)
+    if isinstance(backend, Elsewhere):
+        backend.leave()
+    programs.clear(), kernels.clear()
+    return {path.replace(source.digest, "DIGEST"): data for path, data in prepared().files}, ctx
 
 
 @pytest.mark.parametrize(("kind", "source", "binary"), [(Elsewhere, "kernel.c", "kernel.so"), (Elsewhere2, "kernel.c11", "kernel.bin")])

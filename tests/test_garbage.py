@@ -11,7 +11,7 @@ import torch
 
 import agentcompile_core as ac
 from agentcompile_core import garbage
-from agentcompile_core.garbage import set_apart, settle
+from agentcompile_core.garbage import set_apart, settle, uncollected
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
@@ -98,18 +98,41 @@ def test_outside_of_a_block_and_in_a_process_that_froze_objects_itself_nothing_s
         gc.unfreeze()
 
 
-def test_a_compile_settles_before_it_plans_and_before_it_installs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentcompile_core import api
+def test_graphs_out_of_the_store_settle_and_those_that_were_just_captured_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentcompile_core.stages import capture
 
-    said: list[str] = []
-    monkeypatch.setattr(api, "settle", lambda: said.append("settled"))
+    settled: list[bool] = []
+    monkeypatch.setattr(capture, "settle", lambda: settled.append(True))
+    for count in range(2):  # what a capture leaves in circles, a copy of the model among it, may be collected soon
+        ac.compile(str(TINY), store=Store(tmp_path), dtype="float32", max_context=32, random_weights=0, run_on="framework", validators=(),
+                   origins=[])
+        assert len(settled) == count
 
-    def report(event: object) -> None:
-        said.extend([event.stage] if type(event).__name__ == "StageStarted" else [])
 
-    ac.compile(str(TINY), store=Store(None), dtype="float32", max_context=32, random_weights=0, run_on="framework", validators=(),
-               origins=[], report=report)
-    assert [stage for stage, before in zip(said[1:], said, strict=False) if before == "settled"] == ["analyze", "install"]
+def test_a_block_without_collections_ends_with_the_last_thread_that_is_in_one() -> None:
+    entered, may_end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with uncollected():
+            entered.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=other)
+    assert gc.isenabled()
+    with uncollected():
+        thread.start()
+        entered.wait()
+    assert not gc.isenabled(), "the other one captures still"
+    may_end.set()
+    thread.join()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("held", [0, 1 << 20])

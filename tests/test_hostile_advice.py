@@ -35,6 +35,17 @@ class Does(Advisor):
         return self.what(question)
 
 
+def test_a_question_that_pickle_cannot_copy_is_asked() -> None:
+    """Values of a class that has no name anywhere, as a plugin that is made on the way may bring them."""
+    class Text(str):
+        pass
+
+    given: list[Question] = []
+    question = evolve(QUESTION, target=Text("h200"))
+    asking.ask(Does(lambda asked: given.append(asked) or Advice()), question)  # type: ignore[func-returns-value]
+    assert given[0] == question and given[0] is not question and type(given[0].target) is Text
+
+
 @pytest.fixture(autouse=True)
 def _survives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(asking, "GRACE_S", 0.1)

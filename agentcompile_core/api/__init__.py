@@ -12,7 +12,7 @@ from .. import pipeline
 from ..configuration import Config
 from ..context import Context
 from ..errors import StageName, UsageError
-from ..garbage import set_apart, settle
+from ..garbage import set_apart
 from ..installation import install, trust
 from ..ir.bundle import Bundle
 from ..ir.graph import DType, GraphSet, ModelInfo, Workload
@@ -109,13 +109,12 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     if run_on != "nothing":
         _expect(loaded, workload.dtype, wanted["device"], ctx)
     graphs, clock["capture"] = _captured(loaded, frontend, workload, ctx)
-    settle()
     compilation = pipeline.compile_graphs(graphs, ctx, clock)
-    source = _source(what)
+    emission, source = pipeline.emission(compilation, ctx), _source(what)
 
     @cache
     def bundle() -> Bundle:
-        made = pipeline.emitted(compilation, ctx)
+        made = emission()
         return evolve(made, manifest=evolve(made.manifest, source=source))
 
     return loaded, compilation, bundle
@@ -228,7 +227,6 @@ def _installed(loaded: LoadedModel, runnable: install.Runnable, device: str, run
         session, notes = install.install(loaded, runnable, device, run_on, ctx)
         return session, (*notes, *whole_calls.settle(session, loaded, run_on, ctx))
 
-    settle()
     ctx.emit(StageStarted(stage=INSTALL))
     (session, notes), seconds = _timed(made)
     ctx.emit(StageFinished(stage=INSTALL, seconds=seconds, facts={"programs": len(runnable.programs)}))

@@ -9,6 +9,7 @@ from ..errors import UsageError
 from ..installation import install
 from ..plugin.interfaces import LoadedModel
 from ..runtime.as_captured import as_captured
+from ..runtime.device import at_any_length
 from ..runtime.module_session import ModuleSession
 from . import whole_calls
 from .parts import Parts
@@ -81,7 +82,8 @@ def _differs(parts: Parts, loaded: LoadedModel, device: str) -> str:
 
     places = {tensor.device for tensor in (*loaded.module.parameters(), *loaded.module.buffers())}
     loaded.module.to(device)
-    why = training_matters(loaded) or difference(parts.graphs, loaded)
+    with at_any_length(parts.context.backend):
+        why = training_matters(loaded) or difference(parts.graphs, loaded)
     if why and len(places) == 1:
         loaded.module.to(places.pop())
     return why

@@ -55,7 +55,14 @@ def difference(session: "Session | ModuleSession", programs: Mapping[str, Progra
 
 def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightStore", notes: list[str]) -> str:
     """Of each decode program one step; what a cache that grows needs for those at high positions, it gives back."""
-    why, before, plain = "", held(session.kv), _framework(session, programs["decode"].graph, weights)
+    before = held(session.kv)
+    try:
+        return _each_step(session, programs, _framework(session, programs["decode"].graph, weights), notes)
+    finally:
+        give_back(session.kv, before)
+
+
+def _each_step(session: Session, programs: Mapping[str, Program], plain: Callable[[], BoundProgram], notes: list[str]) -> str:
     for program in sorted((p for p in programs.values() if p.graph.kind is GraphKind.DECODE), key=lambda p: -p.start):
         try:
             hold(session.kv, program.start + 2)
@@ -67,10 +74,8 @@ def _steps(session: Session, programs: Mapping[str, Program], weights: "WeightSt
         trial = _step(session, program, plain)
         apart = "" if trial is None else _judged(session, program, trial, notes)
         if apart:
-            why = f"{apart} ({program.name})" if program.start else apart
-            break
-    give_back(session.kv, before)
-    return why
+            return f"{apart} ({program.name})" if program.start else apart
+    return ""
 
 
 @frozen(kw_only=True)

@@ -1,12 +1,13 @@
 """Stage capture: an opened model and a workload become a GraphSet that was compared with the model."""
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from attrs import evolve
 
 from ...context import Context
 from ...errors import Cause, Failure, StageName, UsageError, VerificationError
-from ...garbage import uncollected
+from ...garbage import settle, uncollected
 from ...ir import serial
 from ...ir.graph import GraphKind, GraphSet, ModelInfo, Workload
 from ...plugin.events import NotStored, StoreMiss
@@ -91,6 +92,8 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
     if not why:
         if agreed != before:
             ctx.store.put_text("agreed", key, agreed)
+        else:  # no copy of the model was made, which may lie in a circle
+            settle()
         return graphs, ()
     _record(info.name, f"the stored capture computes something else and is made anew: {why}", ctx)
     return None, (f"the stored capture of {info.name} computed something else and was made anew: {why}",)
@@ -142,16 +145,24 @@ def _difference(graphs: GraphSet, loaded: LoadedModel, ctx: Context, before: str
 
     agreed = Agreed(before=before)
     with _at_any_length(ctx):
-        return difference(graphs, loaded, agreed), agreed.now
+        why = difference(graphs, loaded, agreed)
+    return why, agreed.now
 
 
-def _at_any_length(ctx: Context) -> ExitStack:
-    """``Backend.any_length``, where it can be entered: a few tokens at a time are compared, at lengths that never come again."""
+@contextmanager
+def _at_any_length(ctx: Context) -> Iterator[None]:
+    """``Backend.any_length``: a few tokens at a time are compared, at lengths that never come again. What it raises is recorded."""
     backend, block = ctx.backend, ExitStack()
-    if backend is not None:
-        ctx.catalog.guard(lambda: block.enter_context(backend.any_length()), stage=StageName.CAPTURE, plugin=backend.name,
-                          subject="any_length")
-    return block
+
+    def guarded(call: Callable[[], object]) -> None:
+        if backend is not None:
+            ctx.catalog.guard(call, stage=StageName.CAPTURE, plugin=backend.name, subject="any_length")
+
+    guarded(lambda: block.enter_context(backend.any_length()) if backend is not None else None)
+    try:
+        yield
+    finally:
+        guarded(block.close)
 
 
 def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:

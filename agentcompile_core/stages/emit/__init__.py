@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from attrs import evolve
@@ -42,12 +42,13 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux' renameat2
 def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Selection, ...], kernels: Mapping[str, Kernel],
         records: tuple[TuningRecord, ...], ctx: Context) -> Bundle:
     """Everything that a machine needs to run the program without tuning, as files in memory."""
-    files: dict[str, bytes] = {
-        GRAPHS: serial.dumps(graphs).encode(),
-        PROGRAMS: serial.dumps([_without_graph(p) for _, p in sorted(programs.items())]).encode(),
-        SELECTIONS: serial.dumps(list(selections), indent=1).encode(),
-        RECORDS: serial.dumps(list(records)).encode(),
-    }
+    return prepared(graphs, programs, selections, kernels, records, ctx)()
+
+
+def prepared(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Selection, ...], kernels: Mapping[str, Kernel],
+             records: tuple[TuningRecord, ...], ctx: Context) -> Callable[[], Bundle]:
+    """What ``run`` returns, from what there is now: plugins have been asked, and values are written when the bundle is made."""
+    files: dict[str, bytes] = {}
     sources = {s.digest: s for p in programs.values() for s in p.sources}
     makers = {digest: _maker(source, kernels.get(digest), ctx) for digest, source in sources.items()}
     entries = []
@@ -64,9 +65,18 @@ def run(graphs: GraphSet, programs: Mapping[str, Program], selections: tuple[Sel
         files.update(_backend_files(backend, programs, kernels, ctx))
     manifest = Manifest(
         schema=serial.SCHEMA, core_version=__version__, model=graphs.model, workload=graphs.workload, target=ctx.target,
-        kernels=tuple(entries), files=tuple(FileEntry(path=p, sha256=hashlib.sha256(d).hexdigest()) for p, d in sorted(files.items())),
-        provisional=any(s.basis is Basis.PROVISIONAL for s in selections), eager_reason=graphs.eager_reason)
-    return Bundle(manifest=manifest, files=tuple(sorted(files.items())))
+        kernels=tuple(entries), files=(), provisional=any(s.basis is Basis.PROVISIONAL for s in selections),
+        eager_reason=graphs.eager_reason)
+    values, listed = {GRAPHS: graphs, SELECTIONS: list(selections), RECORDS: list(records)}, [p for _, p in sorted(programs.items())]
+
+    def made() -> Bundle:
+        written = {name: serial.dumps(value, indent=1 if name == SELECTIONS else None).encode() for name, value in values.items()}
+        written[PROGRAMS] = serial.dumps([_without_graph(p) for p in listed]).encode()
+        found = sorted({**files, **written}.items())
+        entries = tuple(FileEntry(path=path, sha256=hashlib.sha256(data).hexdigest()) for path, data in found)
+        return Bundle(manifest=evolve(manifest, files=entries), files=tuple(found))
+
+    return made
 
 
 def _without_graph(program: Program) -> dict:  # type: ignore[type-arg]

@@ -28,28 +28,40 @@ class Captures:
         """See ``Backend.capture``. Warm-ups run on the capture stream, so that lazy set-up (cuBLAS workspaces) precedes the capture."""
         import torch
 
-        pool, side = self._place(owner)
+        place = self._place(owner)
+        side = place[1]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_ups):
                 run()
         side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        capturing = _recorded(graph) if pool is None else _kept(graph, pool)
+        graph = self._captured(run, runs, owner, place)
+        if isinstance(graph, torch.OutOfMemoryError) and owner is not None:
+            torch.cuda.empty_cache()  # what warm-ups left there is no pool's, and torch gives nothing back while it captures
+            place = self._place(owner)
+            graph = self._captured(run, runs, owner, place)
+        if isinstance(graph, RuntimeError):
+            return Reject(f"cannot be captured into a CUDA graph: {first_line(graph)}")
+        torch.cuda.current_stream().wait_stream(place[1])
+        return _Replay(graph, run)
+
+    def _captured(self, run: Callable[[], None], runs: int, owner: object, place: "Place") -> "torch.cuda.CUDAGraph | RuntimeError":
+        """``runs`` runs as a graph, or why they cannot be captured."""
+        import torch
+
+        (pool, side), graph = place, torch.cuda.CUDAGraph()
         try:
-            # The outer context restores the current stream, which torch leaves switched where a capture fails.
-            with torch.cuda.stream(side), capturing, uncollected():
+            with torch.cuda.stream(side), _recorded(graph) if pool is None else _kept(graph, pool), uncollected():
                 for _ in range(runs):
                     run()
         except Exception as exc:
             if owner is not None:
-                self._places.pop(owner, None)  # a pool stays "being recorded to" where a capture fails, and would refuse the next one
+                self._places.pop(owner, None)  # some torch leaves a pool "being recorded to", and refuses the next capture into it
             settle_generator()  # raises where the device itself is broken: that is no matter of capturing
             if not isinstance(exc, RuntimeError):
                 raise
-            return Reject(f"cannot be captured into a CUDA graph: {first_line(exc)}")
-        torch.cuda.current_stream().wait_stream(side)
-        return _Replay(graph, run)
+            return exc
+        return graph
 
     def _place(self, owner: object) -> "Place":
         import torch
@@ -77,7 +89,8 @@ def _kept(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int]") -> Iterator[No
     import torch
 
     _forget_workspaces()
-    if torch.cuda.mem_get_info()[0] < SPARE_BYTES:
+    cached_bytes = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if torch.cuda.mem_get_info()[0] < max(SPARE_BYTES, cached_bytes):
         torch.cuda.empty_cache()
     with _recorded(graph, pool):
         yield
@@ -95,9 +108,13 @@ def _recorded(graph: "torch.cuda.CUDAGraph", pool: "tuple[int, int] | None" = No
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             yield
-        except BaseException:
-            with contextlib.suppress(RuntimeError):
+        except BaseException as exc:
+            try:
                 graph.capture_end()
+            except RuntimeError as end:
+                if isinstance(exc, Exception) and not isinstance(exc, RuntimeError):
+                    # Libraries of other languages name by classes of their own what no capture allows.
+                    raise RuntimeError(f"{first_line(end)}; {first_line(exc)}") from exc
             raise
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a caller may ask whether timing works

@@ -80,7 +80,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     for name, value in {"Stream": fake.make_stream, "stream": fake.on, "current_stream": lambda: fake.current,
                         "CUDAGraph": lambda: Graph(fake), "graph_pool_handle": fake.make_pool, "synchronize": fake.synchronize,
-                        "mem_get_info": lambda: (fake.free, 1 << 40), "current_device": lambda: 3,
+                        "mem_get_info": lambda: (fake.free, 1 << 40), "current_device": lambda: 3, "memory_reserved": lambda: 0,
+                        "memory_allocated": lambda: 0,
                         "empty_cache": lambda: fake.seen.append("cache emptied")}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     for name, word in (("_cuda_endAllocateToPool", "ended"), ("_cuda_releasePool", "released")):
@@ -106,6 +107,41 @@ def test_graphs_of_one_owner_share_a_stream_and_a_pool_and_own_their_workspaces(
         "begin on stream 1, pool p1", "begin on stream 1, pool p1", "begin on stream 2, pool p2"]
     replay()
     assert cuda.seen[-1] == "replay on default" and cuda.current.name == "default"
+
+
+class ForeignError(Exception):
+    """What a library that is not torch raises."""
+
+
+@pytest.mark.parametrize("owner", [None, Owner()], ids=["timed", "kept"])
+def test_what_no_capture_allows_is_rejected_whatever_class_says_so(cuda: FakeCuda, owner: Any) -> None:
+    def run() -> None:
+        cuda.broken = True
+        raise ForeignError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+
+    answer = CudaBackend().capture(run, owner=owner)
+    assert isinstance(answer, Reject) and "previous error during capture" in answer.reason and "CAPTURE_UNSUPPORTED" in answer.reason
+
+
+def test_a_capture_that_lacks_memory_is_made_once_more_behind_an_emptied_cache(cuda: FakeCuda) -> None:
+    def run(emptied: int = 1) -> None:
+        if cuda.capturing and cuda.seen.count("cache emptied") < emptied:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    backend, owner = CudaBackend(), Owner()
+    for one, fails in ((run, False), (lambda: run(3), True)):
+        cuda.seen.clear()
+        assert isinstance(backend.capture(one, owner=owner), Reject) is fails
+        assert cuda.seen.count("cache emptied") == 1 and cuda.current.name == "default" and not cuda.capturing
+    cuda.seen.clear()
+    assert isinstance(backend.capture(run), Reject) and "cache emptied" not in cuda.seen, "what is timed and dropped may go without"
+
+
+@pytest.mark.parametrize("cached", [0, 3])
+def test_cached_memory_is_given_back_where_it_is_more_than_is_left(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: cached * capturing.SPARE_BYTES)
+    assert not isinstance(CudaBackend().capture(lambda: None, owner=Owner()), Reject)
+    assert cuda.seen.count("cache emptied") == (cached > 2)
 
 
 @pytest.mark.parametrize(("owner", "short"), [(Owner(), True), (Owner(), False), (None, True)])
