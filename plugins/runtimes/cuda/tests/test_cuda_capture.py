@@ -44,13 +44,13 @@ class Graph:
 
 
 class FakeCuda:
-    """Stands for torch.cuda, and for what its allocator is told. ``free``: bytes of the device."""
+    """Stands for torch.cuda, and for what its allocator is told. ``free``: bytes of the device, ``cached``: of torch."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.streams = self.pools = 0
         self.capturing = self.broken = self.lost = False
-        self.free = 2 * capturing.SPARE_BYTES
+        self.free, self.cached = 2 * capturing.SPARE_BYTES, 0
         self.current = Stream(self, "default")
 
     def make_stream(self) -> Stream:
@@ -80,8 +80,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     for name, value in {"Stream": fake.make_stream, "stream": fake.on, "current_stream": lambda: fake.current,
                         "CUDAGraph": lambda: Graph(fake), "graph_pool_handle": fake.make_pool, "synchronize": fake.synchronize,
-                        "mem_get_info": lambda: (fake.free, 1 << 40), "current_device": lambda: 3, "memory_reserved": lambda: 0,
-                        "memory_allocated": lambda: 0,
+                        "mem_get_info": lambda: (fake.free, 1 << 40), "current_device": lambda: 3,
+                        "memory_stats_as_nested_dict": lambda: {"reserved_bytes": {"all": {"current": fake.cached}},
+                                                                "allocated_bytes": {"all": {"current": 0}}},
                         "empty_cache": lambda: fake.seen.append("cache emptied")}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     for name, word in (("_cuda_endAllocateToPool", "ended"), ("_cuda_releasePool", "released")):
@@ -138,8 +139,8 @@ def test_a_capture_that_lacks_memory_is_made_once_more_behind_an_emptied_cache(c
 
 
 @pytest.mark.parametrize("cached", [0, 3])
-def test_cached_memory_is_given_back_where_it_is_more_than_is_left(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: cached * capturing.SPARE_BYTES)
+def test_cached_memory_is_given_back_where_it_is_more_than_is_left(cuda: FakeCuda, cached: int) -> None:
+    cuda.cached = cached * capturing.SPARE_BYTES
     assert not isinstance(CudaBackend().capture(lambda: None, owner=Owner()), Reject)
     assert cuda.seen.count("cache emptied") == (cached > 2)
 
