@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -31,23 +32,33 @@ class Circle:
         self.itself = self
 
 
-def test_blocks_of_several_threads_set_objects_apart_until_the_last_one_ends() -> None:
-    assert not gc.get_freeze_count()
+def entered_elsewhere(block: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Have another thread be in a block; the result ends it."""
     entered, may_end = threading.Event(), threading.Event()
 
     def other() -> None:
-        with set_apart():
+        with block():
             entered.set()
             may_end.wait()
 
     thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait()
+
+    def end() -> None:
+        may_end.set()
+        thread.join()
+
+    return end
+
+
+def test_blocks_of_several_threads_set_objects_apart_until_the_last_one_ends() -> None:
+    assert not gc.get_freeze_count()
     with set_apart():
-        thread.start()
-        entered.wait()
+        end = entered_elsewhere(set_apart)
         assert gc.get_freeze_count()
     assert gc.get_freeze_count()
-    may_end.set()
-    thread.join()
+    end()
     assert not gc.get_freeze_count()
     with pytest.raises(KeyError), set_apart():
         raise KeyError
@@ -110,21 +121,11 @@ def test_graphs_out_of_the_store_settle_and_those_that_were_just_captured_do_not
 
 
 def test_a_block_without_collections_ends_with_the_last_thread_that_is_in_one() -> None:
-    entered, may_end = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with uncollected():
-            entered.set()
-            may_end.wait()
-
-    thread = threading.Thread(target=other)
     assert gc.isenabled()
     with uncollected():
-        thread.start()
-        entered.wait()
+        end = entered_elsewhere(uncollected)
     assert not gc.isenabled(), "the other one captures still"
-    may_end.set()
-    thread.join()
+    end()
     assert gc.isenabled()
     gc.disable()
     try:

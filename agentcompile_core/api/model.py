@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +36,9 @@ class CompiledModel(HuggingFaceManners):
         self._parts = parts
         self.notes = tuple(dict.fromkeys((*parts.notes, *parts.context.store.warnings)))
 
-    @cached_property
+    @property
     def bundle(self) -> Bundle | None:
-        """What ``save`` writes, made as it is asked for first: of a deep model that takes a second. None for one that was loaded."""
+        """What ``save`` writes, made when it is asked for first: of a deep model that takes a second. None for one that was loaded."""
         return self._parts.bundle() if self._parts.bundle is not None else None
 
     @property

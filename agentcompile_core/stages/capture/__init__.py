@@ -1,7 +1,8 @@
 """Stage capture: an opened model and a workload become a GraphSet that was compared with the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from attrs import evolve
 
@@ -153,12 +154,11 @@ def _difference(graphs: GraphSet, loaded: LoadedModel, ctx: Context, before: str
 def _at_any_length(ctx: Context) -> Iterator[None]:
     """``Backend.any_length``: a few tokens at a time are compared, at lengths that never come again. What it raises is recorded."""
     backend, block = ctx.backend, ExitStack()
-
-    def guarded(call: Callable[[], object]) -> None:
-        if backend is not None:
-            ctx.catalog.guard(call, stage=StageName.CAPTURE, plugin=backend.name, subject="any_length")
-
-    guarded(lambda: block.enter_context(backend.any_length()) if backend is not None else None)
+    if backend is None:
+        yield
+        return
+    guarded = partial(ctx.catalog.guard, stage=StageName.CAPTURE, plugin=backend.name, subject="any_length")
+    guarded(lambda: block.enter_context(backend.any_length()))
     try:
         yield
     finally:
