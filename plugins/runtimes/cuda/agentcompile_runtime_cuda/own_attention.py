@@ -43,6 +43,7 @@ VECTOR = 8  # elements of 16 bytes, of which steps from row to row and from head
 TILES = 4  # which of the scalars is the number of tiles
 USUAL = (64, 128)  # channels of heads whose kernels are built before they are asked for
 LONG = 4096  # rows from which on three warpgroups are faster for heads of one span
+FAR = 8192  # rows that are seen from which on blocks of 192 keys are faster for heads of two spans
 HISTORY, FEW = 1024, 4  # from so many rows before the chunk on flash attention, which splits them, is faster where an SM has 1/FEW tile
 
 
@@ -105,7 +106,7 @@ class DeviceScoring:
 
 
 TWO, THREE = Shape(groups=2, registers=240, copier_registers=24), Shape(groups=3, registers=160, copier_registers=32)
-WIDE = Shape(groups=2, registers=240, copier_registers=24, keys=64)
+WIDE, DEEP = evolve(TWO, keys=64), evolve(TWO, keys=192)
 WIDTHS = (64, 128, 256)  # of values, that one instruction makes
 WIDEST = 256  # channels of a head
 
@@ -118,11 +119,18 @@ def form_of(dim: int, value_dim: int, scores: DeviceScoring) -> Form | None:
                 capped=bool(scores.softcap), sinks=scores.sinks is not None, slopes=scores.slopes is not None)
 
 
-def shape_of(form: Form, count: int) -> Shape:
-    """How the blocks of a chunk of ``count`` rows work."""
+def shape_of(form: Form, count: int, seen: int) -> Shape:
+    """How the blocks of a chunk of ``count`` rows work, which are the last of ``seen`` rows."""
     if form.dim == form.value_dim == SPAN and count >= LONG:
         return THREE
+    if form == Form() and seen >= FAR:
+        return DEEP
     return WIDE if form.value_dim > 128 or form.dim > 192 else TWO
+
+
+def _shapes(form: Form) -> tuple[Shape, ...]:
+    """All that ``shape_of`` has for a form."""
+    return tuple(dict.fromkeys(shape_of(form, count, seen) for count, seen in ((1, 1), (LONG, LONG), (1, FAR))))
 
 
 def source(dtype: DType, form: Form, shape: Shape) -> StepSource:
@@ -169,7 +177,8 @@ class OwnAttention:
         """Begin to build the kernels of usual heads for the element type of ``like``, where they may be asked for."""
         if like.dtype.itemsize == 2:
             for dim in USUAL:
-                self._of(Form(dim=dim, value_dim=dim), TWO).start(like)
+                for shape in _shapes(Form(dim=dim, value_dim=dim)):
+                    self._of(Form(dim=dim, value_dim=dim), shape).start(like)
 
     def takes(self, operands: "Operands", scores: DeviceScoring) -> bool:
         """Whether the device has what the kernel needs, and the tensors are, and lie, as it reads and writes them."""
@@ -191,7 +200,7 @@ class OwnAttention:
         for one, dtype in ((scores.sinks, q.dtype), (scores.slopes, torch.float32)):
             if one is not None and (one.dtype is not dtype or one.shape != (q.shape[1],) or not one.is_contiguous()):
                 return False
-        return self._of(form, shape_of(form, q.shape[2])).may_serve(q)
+        return self._of(form, shape_of(form, q.shape[2], k.shape[2])).may_serve(q)
 
     def wins(self, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scores: DeviceScoring) -> bool:
         """Whether it is faster than the libraries on a device that has what it needs; the figures are in docs/decisions/0038.
@@ -203,27 +212,27 @@ class OwnAttention:
         form, (heads, count) = form_of(q.shape[3], v.shape[3], scores), q.shape[1:3]
         if form is None:
             return False
-        shape = shape_of(form, count)
+        shape = shape_of(form, count, k.shape[2])
         target = self._of(form, shape).target(q)
         return target is not None and -(-count // shape.rows) * heads * FEW >= target.sm_count
 
     def shapes(self, q: "torch.Tensor", v: "torch.Tensor", scores: DeviceScoring) -> tuple[Shape, ...]:
         """Those that calls of such heads may have, by their rows."""
         form = form_of(q.shape[3], v.shape[3], scores)
-        return () if form is None else tuple(dict.fromkeys(shape_of(form, count) for count in (1, LONG)))
+        return () if form is None else _shapes(form)
 
     def __call__(self, operands: "Operands", scores: DeviceScoring, shape: Shape | None = None) -> None:
         """Row t of q [1, H, T, D] attends to rows 0 .. L - T + t of k [1, KV, L, D] and v [1, KV, L, Dv]; written to out [1, H, T, Dv].
 
-        ``shape``: how blocks work, by the rows of q where it is not said.
+        ``shape``: how blocks work, by the rows of q and k where it is not said.
 
         Raises:
             BuildError: the device has no preset, or nothing builds the kernel.
         """
-        q, _, v, out = operands
+        q, k, v, out = operands
         form = form_of(q.shape[3], v.shape[3], scores)
         assert form is not None
-        shape = shape or shape_of(form, q.shape[2])
+        shape = shape or shape_of(form, q.shape[2], k.shape[2])
         kernels = self._of(form, shape)
         target = kernels.target(q)
         assert target is not None
