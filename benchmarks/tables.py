@@ -67,8 +67,9 @@ COLUMNS["batches"] = ("model", "dtype", "workload", "batch", "together_us", "sin
 COLUMNS["images"] = ("model", "dtype", "workload", "prompt", "system", "e2e_ms", "prefill_ms", "step_ms", "floor_step_ms", "spread_ms",
                      "repetitions")
 COLUMNS["sweep"] = COLUMNS["sweep_loop"] = (*COLUMNS["decode"], "context", "run", "why")
-COLUMNS["sweep_loop_llama"] = COLUMNS["sweep_loop_4b"] = COLUMNS["sweep_loop_4b_long"] = COLUMNS["sweep_4b"] = COLUMNS["sweep"]
-COLUMNS["ablation"] = (*COLUMNS["sweep"], "roles", "adds", "place")
+COLUMNS["sweep_loop_llama"] = COLUMNS["sweep_loop_4b"] = COLUMNS["sweep_loop_4b_long"] = COLUMNS["sweep"]
+COLUMNS["sweep_4b"] = COLUMNS["sweep_1b"] = COLUMNS["sweep"]
+COLUMNS["ablation"] = COLUMNS["ablation_long"] = (*COLUMNS["sweep"], "roles", "adds", "place")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned", "kernelbench"))  # nothing in these is compared with a floor
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
@@ -253,10 +254,12 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kernels_rows": ("kernels", kernel_tables.rows), "kernels_products": ("kernels", kernel_tables.products),
     "random_plans": ("random_plans", kernel_tables.random_plans), "random_families": ("random_plans", kernel_tables.random_families),
     "attention": ("attention", attention_table), "ablation": ("ablation", ablation_tables.ablation),
+    "ablation_long": ("ablation_long", ablation_tables.ablation),
     "sampling": ("sampling", sampling_tables.sampling), "batches": ("batches", batch_tables.batches), "steps": ("steps", step_tables.steps),
     "capacities": ("capacities", step_tables.capacities),
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
     "sweep_4b": ("sweep_4b", sweep_tables.ratios), "sweep_4b_times": ("sweep_4b", sweep_tables.sweep),
+    "sweep_1b": ("sweep_1b", sweep_tables.ratios), "sweep_1b_times": ("sweep_1b", sweep_tables.sweep),
     "sweep_loop": ("sweep_loop", sweep_tables.ratios), "sweep_loop_llama": ("sweep_loop_llama", sweep_tables.ratios),
     "sweep_loop_4b": ("sweep_loop_4b", sweep_tables.ratios), "sweep_loop_4b_long": ("sweep_loop_4b_long", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),

@@ -185,7 +185,7 @@ def test_libraries_give_the_formula(dtype: torch.dtype, count: int, start: int, 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads, kv_heads, dim", [(16, 8, 128), (12, 2, 128), (6, 6, 128), (32, 8, 64), (3, 1, 64)])
 @pytest.mark.parametrize("count, start", [(1, 0), (64, 0), (65, 1), (128, 127), (191, 0), (193, 500), (300, 77), (1024, 1000), (4100, 129),
-                                          (700, 7492), (65, 9000), (3000, 5300)])
+                                          (3000, 5300)])
 def test_the_kernel_over_all_gives_the_formula(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, count: int, start: int,
                                                backend: Backend) -> None:
     """Over caches behind whose live rows NaN lies, into rows behind which something else does; at most as far off as SDPA's twice."""
