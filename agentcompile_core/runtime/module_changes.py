@@ -1,12 +1,14 @@
 """What changed about a module after its programs were bound to its parameters, so that they compute what it was and not what it is."""
 
 import operator
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .as_captured import as_captured
 from .device import at_any_length
+from .held import HOLDS, Held, Items, holds
 from .watched import EXCHANGEABLE, REPLACED, SET, functions_of, slots_of
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..plugin.interfaces import Backend
 
+_BY_TEXT = (bool, int, float, complex, str, bytes, set, frozenset, range, slice)  # beside None, whose text says all of it
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _ALL = "every module of torch"
 _EVERYWHERE = ("_global_forward_pre_hooks", "_global_forward_hooks")
@@ -83,7 +86,9 @@ class AsBound:
 
     def _same(self) -> Callable[[], bool]:
         """Whether nothing at all is another thing than it was, in a function over local values: small modules ask at every call."""
-        owners, names, values = [one[0] for one in self._slots], [one[1] for one in self._slots], self._values
+        known = list(zip(self._slots, self._values, strict=True))
+        owners, names, values = map(list, zip(*((*one[:2], then) for one, then in known if isinstance(one[0], dict)), strict=True))
+        held = [(one[0].get, then) for one, then in known if isinstance(one[0], Held)]
         parts, kinds = [one[1] for one in self._parts], [one[2] for one in self._parts]
         classes, methods, functions = (list(map(operator.itemgetter(at), self._methods)) for at in range(3))
         parameters, lie, hooks, stand_ins = self._parameters, self._lie, self._hooks, tuple(self._stand_ins.values())
@@ -94,7 +99,8 @@ class AsBound:
                     and [(p.data_ptr(), p.shape, p.stride(), p.dtype) for p in parameters] == lie
                     and all(map(is_same, map(getattr, classes, methods), functions)) and all(map(is_same, map(type, parts), kinds))
                     and (sum(map(len, hooks)) == count if count else not any(hooks))
-                    and not (stand_ins and any(version_of(one) != then for one, then in stand_ins)))
+                    and not (stand_ins and any(version_of(one) != then for one, then in stand_ins))
+                    and not (held and any(items() is not then for items, then in held)))
 
         return same
 
@@ -165,7 +171,7 @@ class AsBound:
 
     def _is_exchangeable(self, at: int) -> bool:
         words = self._slots[at][3]
-        return words is SET or (words is EXCHANGEABLE and self._forward is not None)
+        return words in (SET, HOLDS) or (words is EXCHANGEABLE and self._forward is not None)
 
     def _now(self, at: int) -> Any:
         owner, name, _, _ = self._slots[at]
@@ -193,11 +199,22 @@ def read_token(module: "torch.nn.Module", device: str, backend: "Backend | None"
 
 
 def _equal(now: Any, then: Any) -> bool:
+    """Whether a forward that reads one computes what it computes with the other. Objects are equal to themselves alone."""
     import torch
 
+    if now is then:
+        return True
     if isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor):
         return now.shape == then.shape and now.dtype == then.dtype and torch.equal(now.to(then.device), then)
-    return type(now) is type(then) and repr(now) == repr(then)
+    if type(now) is not type(then):
+        return False
+    if isinstance(now, Items):  # what lies in it further on is looked at where it was
+        return len(now) == len(then) and all(a is b or (not holds(a) and _equal(a, b)) for a, b in zip(now, then, strict=True))
+    if isinstance(now, dict):
+        return list(now) == list(then) and all(map(_equal, now.values(), then.values()))
+    if isinstance(now, (list, tuple, deque)):
+        return len(now) == len(then) and all(map(_equal, now, then))
+    return isinstance(now, _BY_TEXT) and repr(now) == repr(then)
 
 
 def _moved_by_a_store(parameter: "torch.Tensor", then: int) -> bool:
