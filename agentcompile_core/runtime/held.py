@@ -33,7 +33,7 @@ class Held:
         self._reach, self._items = reach, Items()
 
     def get(self, name: str = "") -> Any:
-        """Its ``Items`` now; the same tuple as before where each of them is the same object. ``name``: as of a mapping, none is asked for."""
+        """Its ``Items`` now; the same tuple as before where each of them is the same object. ``name`` is not read."""
         found = _items(self._reach())
         if len(found) != len(self._items) or not all(map(operator.is_, found, self._items)):
             self._items = found
