@@ -163,3 +163,32 @@ def test_what_raises_inside_ends_the_block() -> None:
     with pytest.raises(Exception, match="inside"):
         session.generate(Asked(input_ids=PROMPT, max_new_tokens=2))
     assert backend.blocks == 1 and not backend.opened
+
+
+class Breaking(Noting):
+    """Its blocks raise as they begin, or as they end."""
+
+    def __init__(self, ends: bool) -> None:
+        super().__init__()
+        self.ends = ends
+
+    @contextmanager
+    def any_length(self) -> Iterator[None]:
+        self.blocks += 1
+        if not self.ends:
+            raise OSError("no such library")
+        yield
+        raise OSError("no such library")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_block_that_raises_costs_no_request(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool) -> None:
+    """Behind the compile, too: the model itself runs without it, and what was raised is said."""
+    model = tiny("gpt2", GPT)
+    mine = ac.compile(model, max_context=64, **QUICK)
+    broken = Breaking(ends)
+    monkeypatch.setattr(Session, "backend", broken)
+    wanted = model.generate(PROMPT, max_new_tokens=4, do_sample=False)
+    with caplog.at_level("WARNING", "agentcompile.runtime"):
+        assert torch.equal(mine.generate(PROMPT, 4, **WHOLE).sequences, wanted)
+    assert broken.blocks and "any_length() of backend" in caplog.text and "no such library" in caplog.text

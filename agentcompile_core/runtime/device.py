@@ -1,7 +1,9 @@
 """torch's devices without their names: random state, memory and waiting, for whatever the framework runs on. The CPU is one of them."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +11,7 @@ if TYPE_CHECKING:
 
     from ..plugin.interfaces import Backend
 
+log = logging.getLogger("agentcompile.runtime")
 HOSTS = ("cpu", "meta")  # without random state, streams and memory of their own
 
 
@@ -59,9 +62,30 @@ def free_bytes(device: "torch.device") -> int | None:
     return int(ask(device)[0]) if ask is not None else None
 
 
-def at_any_length(backend: "Backend | None") -> AbstractContextManager[None]:
-    """A block around the framework's own model at lengths that are new each time (``Backend.any_length``); None: on no backend's device."""
-    return nullcontext() if backend is None else backend.any_length()
+@contextmanager
+def at_any_length(backend: "Backend | None", tried: "Callable[[Callable[[], object]], object] | None" = None) -> Iterator[None]:
+    """A block around the framework's own model at lengths that are new each time (``Backend.any_length``); None: on no backend's device.
+
+    What the backend raises there costs speed alone: the block runs as it would without. ``tried`` calls, and keeps what is raised; None:
+    it is logged.
+    """
+    block = ExitStack()
+    if backend is None:
+        yield
+        return
+    tried = tried or partial(_logged, backend.name)
+    tried(lambda: block.enter_context(backend.any_length()))
+    try:
+        yield
+    finally:
+        tried(block.close)
+
+
+def _logged(name: str, call: "Callable[[], object]") -> None:
+    try:
+        call()
+    except Exception as exc:  # whatever a plugin raises
+        log.warning("any_length() of backend %r raises %s: %s", name, type(exc).__name__, exc)
 
 
 def described() -> str:

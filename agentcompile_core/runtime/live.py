@@ -5,7 +5,6 @@ knows (docs/decisions/0022). A chunk that begins at position 0 has one length on
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from ..ops.operator_names import ATTENTION
 from ..ops.schema import named
 from ..plugin.running import Scoring
 from .bound_program import Piece
+from .device import at_any_length
 from .head_rows import HeadRows
 from .pieces import outer
 from .program import Segment
@@ -95,7 +95,7 @@ class LiveAttention:
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
         self._over_all = None if library is None else partial(_over_all, library)
-        self._around = nullcontext if library is None else library.any_length
+        self._around = partial(at_any_length, library)
 
     def _call(self, **others: Any) -> "AttentionCall":
         from ..ops.operators import AttentionCall

@@ -1,7 +1,6 @@
 """Stage capture: an opened model and a workload become a GraphSet that was compared with the model."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 
 from attrs import evolve
@@ -13,6 +12,7 @@ from ...ir import serial
 from ...ir.graph import GraphKind, GraphSet, ModelInfo, Workload
 from ...plugin.events import NotStored, StoreMiss
 from ...plugin.interfaces import Frontend, LoadedModel
+from ...runtime.device import at_any_length
 from ...store import keys
 
 
@@ -150,19 +150,10 @@ def _difference(graphs: GraphSet, loaded: LoadedModel, ctx: Context, before: str
     return why, agreed.now
 
 
-@contextmanager
-def _at_any_length(ctx: Context) -> Iterator[None]:
-    """``Backend.any_length``: a few tokens at a time are compared, at lengths that never come again. What it raises is recorded."""
-    backend, block = ctx.backend, ExitStack()
-    if backend is None:
-        yield
-        return
-    guarded = partial(ctx.catalog.guard, stage=StageName.CAPTURE, plugin=backend.name, subject="any_length")
-    guarded(lambda: block.enter_context(backend.any_length()))
-    try:
-        yield
-    finally:
-        guarded(block.close)
+def _at_any_length(ctx: Context) -> AbstractContextManager[None]:
+    """A few tokens at a time are compared, at lengths that never come again. What the backend raises is recorded."""
+    name = ctx.backend.name if ctx.backend is not None else ""
+    return at_any_length(ctx.backend, partial(ctx.catalog.guard, stage=StageName.CAPTURE, plugin=name, subject="any_length"))
 
 
 def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:
