@@ -140,6 +140,29 @@ def cli():
     return run
 
 
+def of_all_processes(factory: pytest.TempPathFactory) -> Path:
+    """The folder that the processes of a run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="module")
+def shared_captures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the module compiles is traced once in a run for all modules that ask for this; it is compared with its model every time.
+
+    For tests of what lies behind a capture: the trace of the tiny model alone takes as long as all the rest of many of them.
+    """
+    from shared_captures import captured_once
+
+    from agentcompile_core.stages import capture
+
+    folder = of_all_processes(tmp_path_factory) / "captures"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "_captured", captured_once(folder, capture._captured))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_compiled(cli, tmp_path_factory: pytest.TempPathFactory):
     """(bundle folder, the document that ``compile --json`` printed) of the tiny model in fp32, built for sm_90 without a GPU.
@@ -150,8 +173,7 @@ def tiny_compiled(cli, tmp_path_factory: pytest.TempPathFactory):
 
     from filelock import FileLock
 
-    base = tmp_path_factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    root = of_all_processes(tmp_path_factory)
     folder, printed = root / "tiny.bundle", root / "tiny.json"
     with FileLock(root / "tiny.lock"):
         if not printed.exists():

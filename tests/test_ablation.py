@@ -22,6 +22,7 @@ from agentcompile_core.store import Store
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "examples" / "tiny_model"
+pytestmark = pytest.mark.usefixtures("shared_captures")
 NAMES = ["eager", "cudalinear", "kv_cache", "linear", "flash_attn", "attention", "decode", "triton", "agentcompile"]
 OURS = NAMES[2:]  # in the process of the command
 

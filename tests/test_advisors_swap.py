@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("shared_captures")
 CANARY = "sk-canary-0f-th3-c0mmand-l1ne"
 ANSWER = {"label": "gather", "order": ["elementwise/gather", "cublas/cublas"], "cover_order": [0], "hints": [], "risks": ["misaligned"],
           "diagnoses": []}

@@ -20,6 +20,7 @@ from agentcompile_core.stages import analyze, capture
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+pytestmark = pytest.mark.usefixtures("shared_captures")
 SMALLER = 128
 
 

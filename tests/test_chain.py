@@ -34,6 +34,7 @@ from agentcompile_core.worker.chain_question import Alternative, ChainAnswer, Ch
 from agentcompile_core.worker.paired import lower_bound, upper_bound
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+pytestmark = pytest.mark.usefixtures("shared_captures")
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from agentcompile_core.plugin.interfaces import Backend
 from agentcompile_core.store import Store
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+pytestmark = pytest.mark.usefixtures("shared_captures")
 FEW = ("transformers_rules", "cuda", "elementwise", "argmax", "emulation", "numerics")  # every stage has work, and none much
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "examples" / "tiny_model"
+pytestmark = pytest.mark.usefixtures("shared_captures")
 COMMIT = "a" * 40
 GIB = 2**30
 STAND_IN = '''

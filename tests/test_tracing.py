@@ -23,6 +23,7 @@ pytest.importorskip("agentcompile_validator_emulation")
 from agentcompile_validator_emulation.backend import EmulationBackend
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
+pytestmark = pytest.mark.usefixtures("shared_captures")
 
 
 @pytest.fixture(scope="module")
