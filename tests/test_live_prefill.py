@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import pytest
@@ -77,13 +78,19 @@ def prompt_of(length: int) -> Tensor:
     return torch.randint(3, 128, (1, length), generator=torch.Generator().manual_seed(length))
 
 
+@cache
+def logits_behind(name: str, length: int) -> Tensor:
+    """The module's own, which are the same in every way."""
+    model, _ = captured(name)
+    with torch.inference_mode():
+        return model(prompt_of(length), use_cache=False).logits[0, -1]
+
+
 def check(name: str, mine: Session, length: int) -> None:
     """The logits behind a prompt are the module's, and so is the token that they say."""
-    model, _ = captured(name)
-    prompt = prompt_of(length)
+    wanted = logits_behind(name, length)
     with torch.inference_mode():
-        wanted = model(prompt, use_cache=False).logits[0, -1]
-        found = mine.prefill(prompt).output(0)[0, -1]
+        found = mine.prefill(prompt_of(length)).output(0)[0, -1]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.std()))
     assert int(mine.ids) == int(wanted.argmax()) and int(mine.position) == length
 
