@@ -188,3 +188,20 @@ def tiny_compiled(cli, tmp_path_factory: pytest.TempPathFactory):
 def tiny_bundle(tiny_compiled) -> Path:
     """The bundle folder of ``tiny_compiled``; do not change it."""
     return tiny_compiled[0]
+
+
+@pytest.fixture(scope="module")
+def emulated_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The tiny model in fp32 through its emulated kernels, for one module; for all modules of a run the kernels are judged once."""
+    from filelock import FileLock
+
+    import agentcompile_core as ac
+    from agentcompile_core.configuration import Config
+    from agentcompile_core.store import Store
+
+    root = of_all_processes(tmp_path_factory)
+    config = Config(device="cpu", backend="emulation", budget_s=60.0, budget_plans=24, rounds=1, origins=("generated",))
+    with FileLock(root / "emulated.lock"):
+        model = ac.compile(str(TINY), dtype="float32", max_context=64, config=config, store=Store(root / "emulated"), run_on="emulation")
+    yield model
+    model.context.close()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,16 +25,14 @@ from agentcompile_core.store import Store
 
 pytest.importorskip("agentcompile_validator_emulation")
 
-TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 Checked = tuple[Any, Callable[[], tuple[str, list[str]]]]
 
 
 @pytest.fixture(scope="module")
-def checked() -> Iterator[Checked]:
+def checked(emulated_tiny: Any) -> Checked:
     """A session of emulated kernels, and its check: what is wrong, and the notes."""
-    config = Config(device="cpu", backend="emulation", budget_s=60.0, budget_plans=24, rounds=1, origins=("generated",))
-    model = ac.compile(str(TINY), dtype="float32", max_context=64, config=config, store=Store(None), run_on="emulation")
+    model = emulated_tiny
     assert model.session is not None
     session, weights = model.session, WeightStore(model.loaded.module, "cpu")
 
@@ -44,8 +41,7 @@ def checked() -> Iterator[Checked]:
         return program_check.difference(session, model.compilation.programs, weights, model.loaded, notes), notes
 
     assert check() == ("", [])
-    yield session, check
-    model.context.close()
+    return session, check
 
 
 @contextmanager

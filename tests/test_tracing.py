@@ -3,7 +3,6 @@
 The backend's notes are made up here; that kernels note what they should is the kit's matter, and on a GPU test_device_trace.py's.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,8 @@ pytestmark = pytest.mark.usefixtures("shared_captures")
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Iterator[Any]:
-    config = Config(device="cpu", backend="emulation", budget_s=60.0, budget_plans=12, rounds=1, origins=("generated",))
-    model = ac.compile(str(TINY), dtype="float32", max_context=64, config=config, store=Store(None), run_on="emulation")
-    yield model
-    model.context.close()
+def compiled(emulated_tiny: Any) -> Any:
+    return emulated_tiny
 
 
 def notes(number: int, blocks: int) -> tuple[tuple[int, ...], ...]:
