@@ -1,5 +1,6 @@
 """What parts of a compiled module hold in lists, mappings, sets and objects of their own: a change there is refused by its path."""
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from capture_models import SIZES, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -35,32 +37,55 @@ class Net(nn.Module):
         self.first = nn.Linear(6, 5)
         self.first.notes = {"by": [0.25, {"inner": 2.0}]}  # type: ignore[assignment]
         self.steps, self.args, self.slotted = [0.5, 4.0], SimpleNamespace(scale=2.0, chosen={1, 2}), Slotted(3.0)
-        self.in_a_tuple = (1.0, [7.0])
+        self.in_a_tuple, self.options, self.memo = (1.0, [7.0]), Settings(), {3: 2.0}
+        self.args.device, self.args.kept = torch.device("cpu"), torch.zeros(3)
+        self.shared = nn.Identity()
+        self.shared.own = self.steps  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) * self.steps[0] + self.args.scale * self.first.notes["by"][1]["inner"] * self.slotted.factor
+        return self.first(x) * self.steps[0] + self.args.scale * self.first.notes["by"][1]["inner"] * self.slotted.factor * (
+            self.memo[3] * self.options.scale)
 
 
 def _put(holder: Any, key: Any, value: Any) -> None:
     holder[key] = value
 
 
-CHANGES: dict[str, Callable[[Net], Any]] = {
+class Settings:
+    """Has no attribute of its own yet."""
+
+    scale = 2.0
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
     "steps": lambda net: _put(net.steps, 0, 9.0),
     "steps ": lambda net: net.steps.append(1.0),
+    "steps  ": lambda net: setattr(net, "steps", [1.0]),
     "args": lambda net: setattr(net.args, "scale", 1.0),
     "args ": lambda net: setattr(net.args, "another", 1.0),
-    "args.chosen": lambda net: net.args.chosen.add(3),
+    "args  ": lambda net: net.args.chosen.add(3),
+    "options": lambda net: setattr(net.options, "scale", 1.0),
     "slotted": lambda net: setattr(net.slotted, "factor", 1.0),
-    "slotted ": lambda net: setattr(net, "slotted", Slotted(3.0)),
-    "first.notes": lambda net: _put(net.first.notes, "new", 1.0),  # type: ignore[arg-type]
-    "first.notes['by']": lambda net: _put(net.first.notes["by"], 0, 1.0),  # type: ignore[index]
-    "first.notes['by'][1]": lambda net: _put(net.first.notes["by"][1], "inner", 1.0),  # type: ignore[index]
-    "in_a_tuple[1]": lambda net: net.in_a_tuple[1].clear(),  # type: ignore[attr-defined]
+    "slotted ": lambda net: setattr(net, "slotted", None),
+    "first.notes": lambda net: _put(net.first.notes, "new", 1.0),
+    "first.notes ": lambda net: _put(net.first.notes["by"][1], "inner", 1.0),
+    "memo": lambda net: _put(net.memo, 3, 1.0),
+    "in_a_tuple": lambda net: net.in_a_tuple[1].clear(),
+}
+EQUAL: dict[str, Callable[[Any], Any]] = {
+    "numbers": lambda net: (_put(net.steps, 0, float("0.5")), setattr(net.args, "scale", float("2.0"))),
+    "a list": lambda net: setattr(net, "steps", [float("0.5"), 4.0]),
+    "nested": lambda net: setattr(net.first, "notes", copy.deepcopy(net.first.notes)),
+    "a tuple": lambda net: setattr(net, "in_a_tuple", (float("1.0"), [7.0])),
+    "an object": lambda net: setattr(net, "slotted", Slotted(3.0)),
+    "a set": lambda net: (net.args.chosen.add(77), net.args.chosen.discard(77)),
+    "a memo": lambda net: _put(net.memo, 99, 1.0),
+    "a device": lambda net: setattr(net.args, "device", torch.device("cpu")),
+    "a tensor": lambda net: setattr(net.args, "kept", torch.ones(3)),
 }
 
 
-def compiled() -> tuple[Net, Any]:
+def compiled() -> tuple[Any, Any]:
     net = Net().eval().requires_grad_(False)
     return net, ac.compile(net, example_inputs=(torch.randn(3, 6),), device="cpu", store=STORE)
 
@@ -69,7 +94,7 @@ STORE = Store(None)
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_changed_within_what_a_part_holds_is_refused_by_its_path(what: str) -> None:
+def test_what_changed_within_what_a_part_holds_is_refused_by_its_name(what: str) -> None:
     net, mine = compiled()
     assert mine.graphs.graphs  # it is programs that run
     x = torch.randn(3, 6)
@@ -80,15 +105,46 @@ def test_what_changed_within_what_a_part_holds_is_refused_by_its_path(what: str)
     assert str(refused.value).startswith((f"{what.strip()} holds something else", f"{what.strip()} was set to something else"))
 
 
-def test_other_objects_of_equal_value_are_no_change() -> None:
+@pytest.mark.parametrize("what", EQUAL)
+def test_other_objects_of_equal_value_are_no_change_and_are_looked_at_from_then_on(what: str) -> None:
     net, mine = compiled()
-    net.steps[0], net.args.scale, net.steps = float("0.5"), float("2.0"), [float("0.5"), float("4.0")]
-    net.args.chosen.add(1)
     x = torch.randn(3, 6)
-    torch.testing.assert_close(mine(x), net(x))
-    net.steps[1] = 1.0  # of the list that stands there now
-    with pytest.raises(UsageError, match="steps holds something else"):
+    for _ in range(2):
+        EQUAL[what](net)
+        torch.testing.assert_close(mine(x), net(x))
+    net.in_a_tuple[1][0] = net.steps[0] = net.first.notes["by"][0] = net.slotted.factor = 8.0
+    with pytest.raises(UsageError, match="holds something else"):
         mine(x)
+
+
+def test_a_list_that_two_parts_hold_is_looked_at_in_both() -> None:
+    net, mine = compiled()
+    net.steps = list(net.shared.own)  # another one, of the same numbers
+    mine(torch.randn(3, 6))
+    net.shared.own[0] = 8.0
+    with pytest.raises(UsageError, match=r"shared\.own holds something else"):
+        mine(torch.randn(3, 6))
+
+
+class Hostile:
+    """Raises whatever is asked of it by name."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise OSError("equal")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_raises_where_it_is_looked_at_costs_nothing() -> None:
+    module = nn.Linear(2, 2)
+    module.own = {"a": Hostile(), "b": [1.0]}
+    bound = AsBound(module, with_mode=True)
+    assert bound.change() == ""
+    module.own["b"][0] = 2.0  # type: ignore[index, operator]
+    assert bound.change() == "own holds something else"
 
 
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.floats(-9, 9), st.text(max_size=3))
@@ -130,7 +186,7 @@ def test_every_place_that_can_be_written_is_seen(value: Any, data: st.DataObject
     holders = _holders(value)
     if holders:
         holder = data.draw(st.sampled_from(holders))
-        _changed(holder, object())
+        _changed(holder, "another value")
         assert bound.change().startswith("own")
 
 
@@ -157,9 +213,17 @@ def test_circles_and_what_is_too_much_come_to_an_end() -> None:
     module = nn.Linear(2, 2)
     module.own = [1.0]
     module.own.append(module.own)  # type: ignore[operator, union-attr]
-    module.many = [[at] for at in range(2 * MOST)]
-    module.less = [[1.0]]
-    assert [path for _, path in held_by(module)] == ["own", "less", "less[0]"]
+    module.many, module.less = [[at] for at in range(MOST)], [[1.0]]
+    assert [one.path for one in held_by(module)] == ["own", "less"]
     bound = AsBound(module, with_mode=True)
+    assert bound.change() == ""
     module.own[0] = 2.0  # type: ignore[index, operator]
     assert bound.change() == "own holds something else"
+
+
+def test_parts_of_packages_are_left_alone() -> None:
+    model = tiny("llama", SIZES)
+    assert not list(held_by(model))
+    layer = model.model.layers[0]
+    layer.notes = {"a": 1.0}
+    assert not list(held_by(model)) and list(held_by(Net()))

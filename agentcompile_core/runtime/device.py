@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..plugin.interfaces import Backend
 
 log = logging.getLogger("agentcompile.runtime")
+_told: set[str] = set()  # backends whose blocks raised
 HOSTS = ("cpu", "meta")  # without random state, streams and memory of their own
 
 
@@ -67,7 +68,7 @@ def at_any_length(backend: "Backend | None", tried: "Callable[[Callable[[], obje
     """A block around the framework's own model at lengths that are new each time (``Backend.any_length``); None: on no backend's device.
 
     What the backend raises there costs speed alone: the block runs as it would without. ``tried`` calls, and keeps what is raised; None:
-    it is logged.
+    it is logged, as a warning once for each backend.
     """
     block = ExitStack()
     if backend is None:
@@ -85,7 +86,8 @@ def _logged(name: str, call: "Callable[[], object]") -> None:
     try:
         call()
     except Exception as exc:  # whatever a plugin raises
-        log.warning("any_length() of backend %r raises %s: %s", name, type(exc).__name__, exc)
+        log.log(logging.DEBUG if name in _told else logging.WARNING, "any_length() of backend %r raises %s: %s", name, type(exc).__name__, exc)
+        _told.add(name)
 
 
 def described() -> str:

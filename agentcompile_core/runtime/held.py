@@ -1,80 +1,72 @@
-"""What lies in lists, sets, mappings and objects that the parts of a module hold: a forward reads it as it reads their plain attributes."""
+"""What lies in lists, mappings, sets and objects that parts of a module hold: a forward reads it as it reads their plain attributes.
 
-import operator
+Of parts of one's own classes and of torch's layers: those of other packages keep notes, caches and settings there that change in use.
+"""
+
+import enum
+import pathlib
+import site
 import sys
+import sysconfig
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 if TYPE_CHECKING:
     import torch
 
 HOLDS = "holds something else"
-MOST = 10_000  # items of one module that are looked at; a container that has more than are left of them is not
-_CONTAINERS = (list, dict, set, deque)
-_LIBRARIES = ("torch", "transformers", "numpy", "agentcompile_core")  # whose objects are not looked into
+MOST = 2_000  # plain values and containers of one attribute; one that has more is not looked at, which takes time at every request
+DEEPEST = 30
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_BY_EQUALITY = (enum.Enum, pathlib.PurePath, range, slice, FunctionType, BuiltinFunctionType, MethodType, type)
+_SEQUENCES, _SETS, _NAMESPACES = (list, tuple, deque), (set, frozenset), (SimpleNamespace, Namespace)
 _LEFT_BY_LOADING = ("generation_config", "all_tied_weights_keys", "warnings_issued", "hf_device_map", "hf_quantizer")
+_OPAQUE = "something that is not looked into"
+_UNREADABLE = ("unreadable",)
+_PACKAGES = ("torch", "transformers", "peft", "accelerate")  # wherever they lie
+_own_classes: "WeakKeyDictionary[type, bool]" = WeakKeyDictionary()
 
 
-class Items(tuple[Any, ...]):
-    """What a container or an object holds: elements, or names and then values."""
-
-    __slots__ = ()
+class _TooMuch(Exception):
+    """More than ``MOST``, or too deep."""
 
 
+@frozen(eq=False)
 class Held:
-    """One container or object, by how it is reached from the part that holds it."""
+    """What one attribute holds: ``path`` is what it is called, ``reach`` gives it, ``form`` is what it was."""
 
-    def __init__(self, reach: Callable[[], Any]) -> None:
-        self._reach, self._items = reach, Items()
+    path: str
+    reach: Callable[[], Any]
+    form: Any
 
-    def get(self, name: str = "") -> Any:
-        """Its ``Items`` now; the same tuple as before where each of them is the same object. ``name`` is not read."""
-        found = _items(self._reach())
-        if len(found) != len(self._items) or not all(map(operator.is_, found, self._items)):
-            self._items = found
-        return self._items
+    def changed(self) -> bool:
+        """Whether plain values in it are others by now, or there are more or fewer."""
+        return bool(self.now() != self.form)
+
+    def now(self) -> Any:
+        """Its form now, which compares by values; what cannot be looked at any more has one of its own."""
+        try:
+            return _Forms().of(self.reach())
+        except Exception:  # whatever somebody's class raises where it is looked at
+            return _UNREADABLE
 
 
-def held_by(module: "torch.nn.Module") -> Iterator[tuple[Held, str]]:
-    """All that the parts of ``module`` hold, with what each is called; what lies within another one, too, but nothing twice.
-
-    Left out are what torch's and transformers' own classes keep for themselves, and objects of libraries.
-    """
-    walk = _Walk()
+def held_by(module: "torch.nn.Module") -> Iterator[Held]:
+    """All that parts of ``module`` of one's own classes hold and that can be looked at."""
     for path, part in module.named_modules():
         for name, value in list(part.__dict__.items()):
-            if is_the_parts_own(part, name):
-                yield from walk.of(value, f"{path}.{name}" if path else name, partial(part.__dict__.get, name))
-
-
-@define
-class _Walk:
-    seen: dict[int, Any] = field(factory=dict)  # containers and objects by ``id``, held so that no address is used again
-    left: int = MOST
-
-    def of(self, value: Any, path: str, reach: Callable[[], Any]) -> Iterator[tuple[Held, str]]:
-        waiting = [(value, path, reach)]
-        while waiting:
-            value, path, reach = waiting.pop()
-            if id(value) in self.seen or not holds(value):
-                continue
-            self.seen[id(value)] = value
-            within = _named(value)
-            if len(within) >= self.left:
-                continue
-            self.left -= 1 + len(within)
-            if not isinstance(value, tuple):  # of a tuple, only what lies in it can change
-                yield Held(reach), path
-            waiting += [(one, f"{path}{key}", partial(_itself, one)) for key, one in reversed(within)]
-
-
-def _itself(value: Any) -> Any:
-    return value
+            if _may_be_read(part, name) and _has_parts(value):
+                found = Held(f"{path}.{name}" if path else name, reach := partial(part.__dict__.get, name), None)
+                if (form := found.now()) != _UNREADABLE:
+                    yield Held(found.path, reach, form)
 
 
 @cache
@@ -85,57 +77,122 @@ def _tables() -> frozenset[str]:
     return frozenset(vars(nn.Module()))
 
 
-def is_the_parts_own(part: "torch.nn.Module", name: str) -> bool:
-    """Whether what ``part`` holds under ``name`` may be read by its forward: not the tables of every module, nor notes of libraries."""
+def _may_be_read(part: "torch.nn.Module", name: str) -> bool:
+    """Whether a forward of one's own may read it: it is no note of torch or transformers, and no part of another package holds it."""
     if name in _tables() or name in _LEFT_BY_LOADING:
         return False
-    if not name.startswith("_"):
-        return True
+    if not _is_own_class(type(part)):  # what was put into a layer of torch's
+        return type(part).__module__.startswith("torch.nn.") and not name.startswith("_")
     loaded = sys.modules.get("transformers.modeling_utils")
-    return not type(part).__module__.startswith("torch.") and not (loaded is not None and hasattr(loaded.PreTrainedModel, name))
+    return loaded is None or not isinstance(part, loaded.PreTrainedModel) or not hasattr(loaded.PreTrainedModel, name)
 
 
-def holds(value: Any) -> bool:
-    """Whether it is looked into."""
+def _has_parts(value: Any) -> bool:
+    return isinstance(value, (dict, *_SEQUENCES, *_SETS, *_NAMESPACES)) or _is_own_object(value)
+
+
+def _is_own_object(value: Any) -> bool:
+    """Whether it is an object of one's own class, but no module, tensor, class, function or configuration of transformers."""
+    kind = type(value)
+    if not _is_own_class(kind):
+        return False
     import torch
 
-    if isinstance(value, (*_CONTAINERS, tuple)):
-        return not isinstance(value, torch.Size)
-    if isinstance(value, (torch.nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType)) or _is_configuration(value):
+    loaded = sys.modules.get("transformers.configuration_utils")
+    configured = loaded is not None and issubclass(kind, loaded.PreTrainedConfig)  # these are looked at by themselves
+    return not configured and not issubclass(kind, (torch.nn.Module, torch.Tensor, type, *_BY_EQUALITY))
+
+
+def _is_own_class(kind: type) -> bool:
+    """Whether no installed package, and not this one, defines it."""
+    known = _own_classes.get(kind)
+    if known is None:
+        known = _own_classes[kind] = _is_own_module(kind.__module__)
+    return known
+
+
+def _is_own_module(name: Any) -> bool:
+    root = name.partition(".")[0] if isinstance(name, str) else "builtins"
+    if root in sys.stdlib_module_names - {"__main__"} or root in _PACKAGES or root.startswith("agentcompile_"):
         return False
-    kind = type(value)
-    root = kind.__module__.partition(".")[0]
-    return isinstance(value, SimpleNamespace) or bool(root not in (*sys.stdlib_module_names, *_LIBRARIES) and _attributes(value))
+    path = getattr(sys.modules.get(name), "__file__", None)
+    return path is None or not str(pathlib.Path(path).resolve()).startswith(_installed())
 
 
-def _is_configuration(value: Any) -> bool:
-    """Those of transformers, which are looked at by themselves."""
-    return hasattr(value, "model_type") and hasattr(value, "to_dict")
+@cache
+def _installed() -> tuple[str, ...]:
+    """Folders of installed packages."""
+    import torch
+
+    paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages())
+    return tuple(f"{pathlib.Path(path).resolve()}/" for path in (*paths, pathlib.Path(torch.__file__).parents[1]))
+
+
+@define
+class _Forms:
+    """Values as tuples that compare by what a forward reads. What is no plain value, container or object of one's own is opaque."""
+
+    left: int = MOST
+    open: list[int] = field(factory=list)  # of what one is within
+
+    def of(self, value: Any) -> Any:
+        kind = type(value)
+        self.left -= 1
+        if kind in _SCALARS:
+            return (kind, value if value == value else "NaN")
+        if id(value) in self.open:
+            return ("within", self.open.index(id(value)))
+        if self.left < 0 or len(self.open) > DEEPEST:
+            raise _TooMuch
+        if isinstance(value, _BY_EQUALITY) or (kind.__module__ == "torch" and kind.__name__ in ("dtype", "device")):
+            return value
+        if isinstance(value, partial):
+            return (kind, self._within(value, lambda: (self.of(value.func), self.of(value.args), self.of(value.keywords))))
+        if isinstance(value, dict):
+            return (kind, self._within(value, lambda: self._mapping(value)))
+        if isinstance(value, _SEQUENCES):
+            return (kind, self._within(value, lambda: tuple(map(self.of, value))))
+        if isinstance(value, _SETS):
+            return (kind, self._within(value, lambda: frozenset(map(self.of, value))))
+        if isinstance(value, _NAMESPACES) or _is_own_object(value):
+            return (kind, self._within(value, lambda: self._mapping(_attributes(value))))
+        return _OPAQUE
+
+    def _mapping(self, value: dict[Any, Any]) -> Any:
+        """Of one without a name for a key, which a forward may fill as it meets new lengths, what is there now is looked for later."""
+        items = tuple((self.of(key), self.of(one)) for key, one in dict.items(value))
+        return items if any(type(key) is str for key in value) or not value else _Memo(items)
+
+    def _within(self, value: Any, made: Callable[[], Any]) -> Any:
+        self.open.append(id(value))
+        try:
+            return made()
+        finally:
+            self.open.pop()
+
+
+class _Memo(tuple[Any, ...]):
+    """Items of a mapping that may grow."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it begins with all that the other one has."""
+        return isinstance(other, tuple) and self[: len(other)] == tuple(other)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    found = dict(getattr(value, "__dict__", None) or {})
+    """Those that lie in the object itself; no property and no ``__getattr__`` is asked."""
+    found: dict[str, Any] = {}
+    with suppress(AttributeError):  # an object of slots alone
+        found |= object.__getattribute__(value, "__dict__")
     for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
+        for name, one in vars(kind).items():
+            if isinstance(one, MemberDescriptorType):
+                with suppress(AttributeError):  # a slot that nothing was put into
+                    found[f"{kind.__name__}.{name}"] = one.__get__(value)
     return found
-
-
-def _items(value: Any) -> Items:
-    if isinstance(value, dict):
-        return Items((*value.keys(), *value.values()))
-    if isinstance(value, (list, tuple, set, deque)):
-        return Items(value)
-    found = _attributes(value)
-    return Items((*found.keys(), *found.values()))
-
-
-def _named(value: Any) -> list[tuple[str, Any]]:
-    """What lies in it, with what its path goes on by."""
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", one) for key, one in value.items()]
-    if isinstance(value, (list, tuple, deque)):
-        return [(f"[{at}]", one) for at, one in enumerate(value)]
-    return [] if isinstance(value, set) else [(f".{name}", one) for name, one in _attributes(value).items()]

@@ -1,14 +1,15 @@
 """What changed about a module after its programs were bound to its parameters, so that they compute what it was and not what it is."""
 
 import operator
-from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from .as_captured import as_captured
 from .device import at_any_length
-from .held import HOLDS, Held, Items, holds
+from .held import HOLDS, Held, held_by
 from .watched import EXCHANGEABLE, REPLACED, SET, functions_of, slots_of
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from ..plugin.interfaces import Backend
 
-_BY_TEXT = (bool, int, float, complex, str, bytes, set, frozenset, range, slice)  # beside None, whose text says all of it
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _ALL = "every module of torch"
 _EVERYWHERE = ("_global_forward_pre_hooks", "_global_forward_hooks")
@@ -65,6 +65,7 @@ class AsBound:
         self._counts = list(map(_count, self._hooks, self._hooked))
         self._parts = [(path or type(part).__name__, part, type(part)) for path, part in module.named_modules()]
         self._methods = [(kind, name, getattr(kind, name)) for kind, name in functions_of(module)]
+        self._held = list(held_by(module))
         self._is_same = self._same()
 
     def change(self) -> str:
@@ -82,16 +83,16 @@ class AsBound:
             for at in filter(self._is_exchangeable, self._different()):
                 self._values[at] = self._now(at)
                 self._stand_ins.pop(at, None)
+            self._held = [evolve(one, form=one.now()) for one in self._held]
             self._is_same = self._same()
 
     def _same(self) -> Callable[[], bool]:
         """Whether nothing at all is another thing than it was, in a function over local values: small modules ask at every call."""
-        known = list(zip(self._slots, self._values, strict=True))
-        owners, names, values = map(list, zip(*((*one[:2], then) for one, then in known if isinstance(one[0], dict)), strict=True))
-        held = [(one[0].get, then) for one, then in known if isinstance(one[0], Held)]
+        owners, names, values = [one[0] for one in self._slots], [one[1] for one in self._slots], self._values
         parts, kinds = [one[1] for one in self._parts], [one[2] for one in self._parts]
         classes, methods, functions = (list(map(operator.itemgetter(at), self._methods)) for at in range(3))
         parameters, lie, hooks, stand_ins = self._parameters, self._lie, self._hooks, tuple(self._stand_ins.values())
+        held = self._held
         count, get, is_same = sum(map(len, hooks)), dict.get, operator.is_
 
         def same() -> bool:
@@ -100,7 +101,7 @@ class AsBound:
                     and all(map(is_same, map(getattr, classes, methods), functions)) and all(map(is_same, map(type, parts), kinds))
                     and (sum(map(len, hooks)) == count if count else not any(hooks))
                     and not (stand_ins and any(version_of(one) != then for one, then in stand_ins))
-                    and not (held and any(items() is not then for items, then in held)))
+                    and not (held and any(map(Held.changed, held))))
 
         return same
 
@@ -108,7 +109,8 @@ class AsBound:
         changed = [at for at, ((owner, name, _, _), then) in enumerate(zip(self._slots, self._values, strict=True))
                    if owner.get(name) is not then]
         lasting = changed if self._forward is None else [at for at in changed if not self._is_exchangeable(at)]
-        return self._named(self._others(lasting)) or self._of_others() or self._named(self._not_put_back(changed)) or self._written()
+        return (self._named(self._others(lasting)) or self._of_others() or self._named(self._not_put_back(changed)) or self._written()
+                or self._in_held())
 
     def _named(self, changed: list[int]) -> str:
         return f"{self._slots[changed[0]][2]} {self._slots[changed[0]][3]}" if changed else ""
@@ -132,17 +134,11 @@ class AsBound:
 
     def _not_put_back(self, changed: list[int]) -> list[int]:
         """Those of ``changed`` that are other values, and that the forward of the module itself leaves so."""
-        import torch
-
         others = self._others(changed)
-        if not others or self._forward is None:
+        if not others:
             return others
         before = [self._now(at) for at in range(len(self._slots))]
-        try:
-            self._forward(self._parts[0][1])
-        except torch.OutOfMemoryError:
-            raise  # that there is no memory for it says nothing of the module
-        except Exception:  # whatever it is: a forward that cannot run puts nothing back, and the change is refused
+        if not self._ran():
             return others
         written = {at for at, then in enumerate(before) if self._now(at) is not then}
         left = self._others(self._different())
@@ -152,6 +148,28 @@ class AsBound:
             del self._slots[at], self._values[at]
             self._stand_ins = {place - (place > at): one for place, one in self._stand_ins.items() if place != at}
         return []
+
+    def _ran(self) -> bool:
+        """Run the forward of the module itself; False: it cannot be, so that it puts nothing back, and a change is refused."""
+        import torch
+
+        try:
+            if self._forward is not None:
+                self._forward(self._parts[0][1])
+        except torch.OutOfMemoryError:
+            raise  # that there is no memory for it says nothing of the module
+        except Exception:  # whatever it is
+            return False
+        return self._forward is not None
+
+    def _in_held(self) -> str:
+        """What changed within what parts hold. What the forward of the module itself writes there is not asked for again."""
+        changed = [one for one in self._held if one.changed()]
+        before = [one.now() for one in self._held] if changed else []
+        if changed and self._ran():
+            self._held = [one for one, then in zip(self._held, before, strict=True) if one.now() == then]
+            changed = [one for one in changed if one in self._held and one.changed()]
+        return f"{changed[0].path} {HOLDS}" if changed else ""
 
     def _different(self) -> list[int]:
         return [at for at in range(len(self._slots)) if self._now(at) is not self._values[at]]
@@ -171,7 +189,7 @@ class AsBound:
 
     def _is_exchangeable(self, at: int) -> bool:
         words = self._slots[at][3]
-        return words in (SET, HOLDS) or (words is EXCHANGEABLE and self._forward is not None)
+        return words is SET or (words is EXCHANGEABLE and self._forward is not None)
 
     def _now(self, at: int) -> Any:
         owner, name, _, _ = self._slots[at]
@@ -199,22 +217,13 @@ def read_token(module: "torch.nn.Module", device: str, backend: "Backend | None"
 
 
 def _equal(now: Any, then: Any) -> bool:
-    """Whether a forward that reads one computes what it computes with the other. Objects are equal to themselves alone."""
     import torch
 
-    if now is then:
-        return True
     if isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor):
         return now.shape == then.shape and now.dtype == then.dtype and torch.equal(now.to(then.device), then)
-    if type(now) is not type(then):
-        return False
-    if isinstance(now, Items):  # what lies in it further on is looked at where it was
-        return len(now) == len(then) and all(a is b or (not holds(a) and _equal(a, b)) for a, b in zip(now, then, strict=True))
-    if isinstance(now, dict):
-        return list(now) == list(then) and all(map(_equal, now.values(), then.values()))
-    if isinstance(now, (list, tuple, deque)):
-        return len(now) == len(then) and all(map(_equal, now, then))
-    return isinstance(now, _BY_TEXT) and repr(now) == repr(then)
+    if isinstance(now, tuple) and isinstance(then, tuple):  # the text of a large tensor in it leaves out its middle
+        return type(now) is type(then) and len(now) == len(then) and all(map(_equal, now, then))
+    return type(now) is type(then) and repr(now) == repr(then)
 
 
 def _moved_by_a_store(parameter: "torch.Tensor", then: int) -> bool:

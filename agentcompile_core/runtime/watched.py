@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from .held import HOLDS, Held, held_by, is_the_parts_own
-
 if TYPE_CHECKING:
     import torch
 
@@ -21,7 +19,7 @@ _OF_THE_MODE = ("training", "gradient_checkpointing", "_is_hf_initialized", "nam
 _OF_THE_REQUEST = ("use_cache", "tie_word_embeddings")
 _FRAMEWORK = ("torch.", "transformers.modeling_utils", "transformers.generation")  # of whose classes nobody watches more than ``forward``
 
-Slot = tuple[dict[str, Any] | Held, str, str, str]  # whose, by which name, what it is called, and what is said where it is another one
+Slot = tuple[dict[str, Any], str, str, str]  # whose, by which name, what it is called, and what is said where it is another one
 
 
 def slots_of(module: "torch.nn.Module", with_mode: bool) -> list[Slot]:
@@ -35,10 +33,9 @@ def slots_of(module: "torch.nn.Module", with_mode: bool) -> list[Slot]:
         slots += [(part._parameters, name, prefix + name, REPLACED) for name in part._parameters]
         slots += [(part._buffers, name, prefix + name, EXCHANGEABLE) for name in part._buffers]
         left_out = _NEVER_READ if with_mode else (*_NEVER_READ, *_OF_THE_MODE)
-        slots += [(part.__dict__, name, prefix + name, SET) for name, value in part.__dict__.items() if name not in left_out
-                  and (isinstance(value, (*_PLAIN, Tensor)) or is_the_parts_own(part, name))]
+        slots += [(part.__dict__, name, prefix + name, SET) for name, value in part.__dict__.items()
+                  if isinstance(value, (*_PLAIN, Tensor)) and name not in left_out]
         slots.append((part.__dict__, "forward", whole, "got another forward"))
-    slots += [(held, "", path, HOLDS) for held, path in held_by(module)]
     return slots if with_mode else [*slots, *_of_configurations(module), *_of_globals(module)]
 
 

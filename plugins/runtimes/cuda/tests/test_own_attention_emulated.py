@@ -198,6 +198,13 @@ def test_every_width_has_a_form_that_fits_a_block() -> None:
     assert form_of(56, 64, DeviceScoring(scale=1.0)) is None and form_of(64, 264, DeviceScoring(scale=1.0)) is None
 
 
+@pytest.mark.parametrize("count, seen, shape", [(1, 8191, TWO), (1, 8192, DEEP), (4096, 4096, TWO), (8192, 8192, DEEP)])
+def test_many_rows_are_seen_in_larger_blocks(count: int, seen: int, shape: Shape) -> None:
+    """By heads of 128 channels that are scaled and no more; docs/decisions/0038 has the figures."""
+    assert shape_of(PLAIN_128, count, seen) == shape
+    assert shape_of(evolve(PLAIN_128, windowed=True), count, seen) == TWO and shape_of(PLAIN_64, 1, seen) == TWO
+
+
 UNCHANGED = "ac::quick_exp2((most[h] - reach) * scale)"
 
 
