@@ -86,7 +86,8 @@ def _logged(name: str, call: "Callable[[], object]") -> None:
     try:
         call()
     except Exception as exc:  # whatever a plugin raises
-        log.log(logging.DEBUG if name in _told else logging.WARNING, "any_length() of backend %r raises %s: %s", name, type(exc).__name__, exc)
+        level = logging.DEBUG if name in _told else logging.WARNING
+        log.log(level, "any_length() of backend %r raises %s: %s", name, type(exc).__name__, exc)
         _told.add(name)
 
 
