@@ -82,6 +82,7 @@ EQUAL: dict[str, Callable[[Any], Any]] = {
     "a memo": lambda net: _put(net.memo, 99, 1.0),
     "a device": lambda net: setattr(net.args, "device", torch.device("cpu")),
     "a tensor": lambda net: setattr(net.args, "kept", torch.ones(3)),
+    "tensors that its forward keeps": lambda net: (_put(net.first.notes, "last", torch.ones(3)), net.steps.append(torch.ones(3))),
 }
 
 
@@ -140,7 +141,8 @@ class Hostile:
 
 def test_what_raises_where_it_is_looked_at_costs_nothing() -> None:
     module = nn.Linear(2, 2)
-    module.own = {"a": Hostile(), "b": [1.0]}
+    module.own, module.alone = {"a": Hostile(), "b": [1.0]}, Hostile()
+    assert [one.path for one in held_by(module)] == ["own", "alone"]
     bound = AsBound(module, with_mode=True)
     assert bound.change() == ""
     module.own["b"][0] = 2.0  # type: ignore[index, operator]

@@ -17,7 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, Metho
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,10 @@ class Held:
 
     def changed(self) -> bool:
         """Whether plain values in it are others by now, or there are more or fewer."""
-        return bool(self.now() != self.form)
+        try:
+            return bool(self.now() != self.form)
+        except Exception:  # whatever a class raises that is compared
+            return True
 
     def now(self) -> Any:
         """Its form now, which compares by values; what cannot be looked at any more has one of its own."""
@@ -63,10 +66,12 @@ def held_by(module: "torch.nn.Module") -> Iterator[Held]:
     """All that parts of ``module`` of one's own classes hold and that can be looked at."""
     for path, part in module.named_modules():
         for name, value in list(part.__dict__.items()):
-            if _may_be_read(part, name) and _has_parts(value):
-                found = Held(f"{path}.{name}" if path else name, reach := partial(part.__dict__.get, name), None)
-                if (form := found.now()) != _UNREADABLE:
-                    yield Held(found.path, reach, form)
+            with suppress(Exception):  # what raises where it is looked at is not
+                if _may_be_read(part, name) and _has_parts(value):
+                    found = Held(f"{path}.{name}" if path else name, partial(part.__dict__.get, name), None)
+                    form = found.now()
+                    if form is not _UNREADABLE:
+                        yield evolve(found, form=form)
 
 
 @cache
@@ -130,7 +135,8 @@ def _installed() -> tuple[str, ...]:
 
 @define
 class _Forms:
-    """Values as tuples that compare by what a forward reads. What is no plain value, container or object of one's own is opaque."""
+    """Values as tuples that compare by what a forward reads. What is no plain value, container or object of one's own is opaque, and has no
+    part in the form of what it lies in."""
 
     left: int = MOST
     open: list[int] = field(factory=list)  # of what one is within
@@ -151,16 +157,16 @@ class _Forms:
         if isinstance(value, dict):
             return (kind, self._within(value, lambda: self._mapping(value)))
         if isinstance(value, _SEQUENCES):
-            return (kind, self._within(value, lambda: tuple(map(self.of, value))))
+            return (kind, self._within(value, lambda: tuple(filter(_is_seen, map(self.of, value)))))
         if isinstance(value, _SETS):
-            return (kind, self._within(value, lambda: frozenset(map(self.of, value))))
+            return (kind, self._within(value, lambda: frozenset(filter(_is_seen, map(self.of, value)))))
         if isinstance(value, _NAMESPACES) or _is_own_object(value):
             return (kind, self._within(value, lambda: self._mapping(_attributes(value))))
         return _OPAQUE
 
     def _mapping(self, value: dict[Any, Any]) -> Any:
         """Of one without a name for a key, which a forward may fill as it meets new lengths, what is there now is looked for later."""
-        items = tuple((self.of(key), self.of(one)) for key, one in dict.items(value))
+        items = tuple((self.of(key), form) for key, one in dict.items(value) if _is_seen(form := self.of(one)))
         return items if any(type(key) is str for key in value) or not value else _Memo(items)
 
     def _within(self, value: Any, made: Callable[[], Any]) -> Any:
@@ -169,6 +175,10 @@ class _Forms:
             return made()
         finally:
             self.open.pop()
+
+
+def _is_seen(form: Any) -> bool:
+    return form is not _OPAQUE
 
 
 class _Memo(tuple[Any, ...]):
