@@ -176,6 +176,16 @@ def alone_table(document: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def alone_summary(document: dict[str, Any]) -> str:
+    """Of ``alone_table`` what a user asks first."""
+    head = ("model", "type", "prompt/new", "ms per token", "tokens/s", "share of memory bandwidth", "first token ms", "compile s", "again s")
+    rows = [(r["model"], DTYPES.get(r["dtype"], r["dtype"]), r["workload"], f"{r['step_ms']:.2f}", f"{1e3 / r['step_ms']:.0f}",
+             f"{r['floor_step_ms'] / r['step_ms']:.0%}", f"{r['prefill_ms']:.1f}",
+             *(f"{r[key]:.0f}" if r[key] is not None else "-" for key in ("cold_s", "warm_s")))
+            for r in sorted(document["rows"], key=_order)]
+    return table(head, rows)
+
+
 def memory_table(document: dict[str, Any]) -> str:
     """Device memory of ours while it generates."""
     rows = [(r["model"], f"{r['weight_bytes'] / 2**30:.2f}", f"{r['kv_bytes'] / 2**30:.2f}", f"{r['extra_memory_bytes'] / 2**30:.2f}")
@@ -245,7 +255,8 @@ def kernelbench_table(document: dict[str, Any]) -> str:
 # Marker name -> (results file, table).
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("decode", summary_table), "decode": ("decode", decode_table), "memory": ("memory", memory_table),
-    "alone": ("alone", alone_table), "prefill": ("prefill", prefill_table), "prefill_experts": ("prefill_experts", prefill_table),
+    "alone": ("alone", alone_table), "alone_summary": ("alone", alone_summary),
+    "prefill": ("prefill", prefill_table), "prefill_experts": ("prefill_experts", prefill_table),
     "prefill_states": ("prefill_states", prefill_table), "prefill_scans": ("prefill_scans", prefill_table),
     "pipeline": ("pipeline", pipeline_table), "origins": ("pipeline", origins_table), "accuracy": ("accuracy", accuracy_table),
     "compile_time": ("compile_time", compile_table), "architectures": ("decode_bf16", architecture_tables.architectures),
