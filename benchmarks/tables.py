@@ -178,7 +178,8 @@ def alone_table(document: dict[str, Any]) -> str:
 
 def alone_summary(document: dict[str, Any]) -> str:
     """Of ``alone_table`` what a user asks first."""
-    head = ("model", "type", "prompt/new", "ms per token", "tokens/s", "share of memory bandwidth", "first token ms", "compile s", "again s")
+    head = ("model", "type", "prompt/new", "ms per token", "tokens/s", "share of memory bandwidth", "first token ms",
+            "compile s", "again s")
     rows = [(r["model"], DTYPES.get(r["dtype"], r["dtype"]), r["workload"], f"{r['step_ms']:.2f}", f"{1e3 / r['step_ms']:.0f}",
              f"{r['floor_step_ms'] / r['step_ms']:.0%}", f"{r['prefill_ms']:.1f}",
              *(f"{r[key]:.0f}" if r[key] is not None else "-" for key in ("cold_s", "warm_s")))
