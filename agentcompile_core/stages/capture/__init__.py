@@ -1,6 +1,6 @@
 """Stage capture: an opened model and a workload become a GraphSet that was compared with the model."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from attrs import evolve
@@ -152,8 +152,10 @@ def _difference(graphs: GraphSet, loaded: LoadedModel, ctx: Context, before: str
 
 def _at_any_length(ctx: Context) -> AbstractContextManager[None]:
     """A few tokens at a time are compared, at lengths that never come again. What the backend raises is recorded."""
-    name = ctx.backend.name if ctx.backend is not None else ""
-    return at_any_length(ctx.backend, partial(ctx.catalog.guard, stage=StageName.CAPTURE, plugin=name, subject="any_length"))
+    if ctx.backend is None:
+        return nullcontext()
+    guarded = partial(ctx.catalog.guard, stage=StageName.CAPTURE, plugin=ctx.backend.name, subject="any_length")
+    return at_any_length(ctx.backend, guarded)
 
 
 def _without_graphs(graphs: GraphSet, why: str, ctx: Context) -> GraphSet:
