@@ -154,7 +154,7 @@ def _toolchain_and_cache(cache_folder: Path | None, compiler: str) -> tuple[Tool
 
 def _compiled_once(toolchain: Toolchain, flags: Sequence[str], source: str, name: str, cache: Path, deadline_s: float) -> Path:
     """Compile a file of the emulator itself; the result is named ``name`` and lies in a folder of its own in the cache."""
-    key = hashlib.sha256(repr((runtime_digest(), flags, toolchain.version, toolchain.includes)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((runtime_digest(), flags, toolchain.version, toolchain.headers)).encode()).hexdigest()[:16]
     target = cache / key / name
     with _COMPILING[target]:  # not by two threads at a time; two processes may
         if not target.exists():
@@ -227,7 +227,7 @@ def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: M
     toolchain, cache = _toolchain_and_cache(cache_folder, compiler)
     flags = _kernel_flags(toolchain, mode)
     key_parts = (code, sorted(headers.items()), tuple(entries), flags, _LINK_FLAGS[mode], toolchain.linker_flags, toolchain.version,
-                 toolchain.includes, runtime_digest(), cuda_kit.digest())
+                 toolchain.headers, runtime_digest(), cuda_kit.digest())
     library = cache / f"{entries[0][:40]}-{mode.value}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:24]}.so"
     if library.exists():
         _used(library)

@@ -1,6 +1,7 @@
 """Finds what the emulator builds with: a C++ compiler and the CUDA headers."""
 
 import functools
+import hashlib
 import os
 import platform
 import shutil
@@ -18,12 +19,13 @@ SETTING = "compiler of [plugin.emulation]"
 
 @frozen(kw_only=True)
 class Toolchain:
-    """A g++ with its version line, the folders of the CUDA headers, and flags: those for this processor, those for a faster linker, and
-    those that fill what a kernel reads before it sets it."""
+    """A g++ with its version line, the folders of the CUDA headers and a digest of what is in them, and flags: those for this processor,
+    those for a faster linker, and those that fill what a kernel reads before it sets it."""
 
     compiler: str
     version: str
     includes: tuple[Path, ...]
+    headers: str
     processor_flags: tuple[str, ...]
     linker_flags: tuple[str, ...]
     poison_flags: tuple[str, ...]
@@ -60,6 +62,17 @@ def _cuda_includes() -> tuple[Path, ...]:
     raise UsageError(
         "the emulator found no CUDA headers (cuda_fp16.h and <nv/target>); install the wheels nvidia-cuda-runtime, "
         "nvidia-cuda-crt and nvidia-cuda-cccl with cuda-pathfinder, or set CUDA_HOME to a CUDA toolkit")
+
+
+def _digest_of(includes: tuple[Path, ...]) -> str:
+    """SHA-256 of the CUDA headers, wherever they lie: what one environment built is of use to the next one with the same headers."""
+    digest = hashlib.sha256()
+    for folder in includes:
+        names = (name for pattern in ("*.h", "*.hpp", "crt/*", "nv/**/*") for name in folder.glob(pattern))
+        for path in sorted(name for name in names if name.is_file()):
+            contents = path.read_bytes()
+            digest.update(f"{path.relative_to(folder)} {len(contents)}\0".encode() + contents)
+    return digest.hexdigest()
 
 
 def _processor_flags() -> tuple[str, ...]:
@@ -109,8 +122,9 @@ def find_toolchain(compiler: str = GXX) -> Toolchain:
         raise UsageError("the emulator needs g++ (12 or newer recommended), which is not on PATH; install the package g++")
     if path is None:
         raise UsageError(f"{SETTING} is {compiler!r}, which is no program; name a g++ on PATH or by its path")
-    return Toolchain(compiler=path, version=_version(path), includes=_cuda_includes(), processor_flags=_processor_flags(),
-                     linker_flags=_linker_flags(), poison_flags=_poison_flags(path))
+    includes = _cuda_includes()
+    return Toolchain(compiler=path, version=_version(path), includes=includes, headers=_digest_of(includes),
+                     processor_flags=_processor_flags(), linker_flags=_linker_flags(), poison_flags=_poison_flags(path))
 
 
 def _version(path: str) -> str:

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from agentcompile_validator_emulation import engine
+from agentcompile_validator_emulation import engine, toolchain
 from agentcompile_validator_emulation.backend import EmulationBackend
 
 
@@ -35,3 +35,23 @@ def test_threads_that_need_it_at_once_wait_for_one(tmp_path: Path, compiled: lis
     for thread in threads:
         thread.join()
     assert len(compiled) == 2
+
+
+def test_what_was_built_serves_another_environment_with_the_same_headers_and_no_other(
+        tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch):
+    def built(folder: Path) -> Path:
+        monkeypatch.setattr(toolchain, "_header_candidates", lambda: [folder])
+        toolchain.find_toolchain.cache_clear()
+        return engine.build("", {}, ("kernel",), cache_folder=tmp_path / "cache")
+
+    folders = [tmp_path / name for name in ("one", "same", "other")]
+    for folder, text in zip(folders, ("1", "1", "2")):
+        for name in ("cuda_fp16.h", "cuda_bf16.h", "builtin_types.h", "crt/host_defines.h", "nv/target", "nv/detail/__target_macros"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text if "detail" in name else "")
+    try:
+        one, same, other = map(built, folders)
+    finally:
+        toolchain.find_toolchain.cache_clear()
+    assert one == same != other
+    assert len(compiled) == 2 * 4, "the emulator's own two files, the kernel, and what links it"
