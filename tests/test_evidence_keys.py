@@ -70,7 +70,8 @@ def test_the_digest_of_what_judges_covers(module: str, tmp_path: Path) -> None:
     assert code.digest_of(*copied) != code.judging_code()
 
 
-@pytest.mark.parametrize("module", ["ops/schema.py", "stages/capture/rotary.py", "stages/capture/export.py", "ir/graph.py"])
+@pytest.mark.parametrize("module", ["ops/schema.py", "stages/capture/rotary.py", "stages/capture/export.py", "ir/graph.py",
+                                    "runtime/installed_packages.py"])
 def test_graphs_that_other_code_captured_are_not_served(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the version before served graphs that an older normalisation had left on the framework."""
     copied = copies(code.CAPTURERS, tmp_path)

@@ -5,9 +5,7 @@ Of parts of one's own classes and of torch's layers: those of other packages kee
 
 import enum
 import pathlib
-import site
 import sys
-import sysconfig
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field, frozen
+
+from .installed_packages import is_own_module
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,6 @@ _SEQUENCES, _SETS, _NAMESPACES = (list, tuple, deque), (set, frozenset), (Simple
 _LEFT_BY_LOADING = ("generation_config", "all_tied_weights_keys", "warnings_issued", "hf_device_map", "hf_quantizer")
 _OPAQUE = "something that is not looked into"
 _UNREADABLE = ("unreadable",)
-_PACKAGES = ("torch", "transformers", "peft", "accelerate")  # wherever they lie
 _own_classes: "WeakKeyDictionary[type, bool]" = WeakKeyDictionary()
 
 
@@ -112,25 +111,8 @@ def _is_own_class(kind: type) -> bool:
     """Whether no installed package, and not this one, defines it."""
     known = _own_classes.get(kind)
     if known is None:
-        known = _own_classes[kind] = _is_own_module(kind.__module__)
+        known = _own_classes[kind] = is_own_module(kind.__module__)
     return known
-
-
-def _is_own_module(name: Any) -> bool:
-    root = name.partition(".")[0] if isinstance(name, str) else "builtins"
-    if root in sys.stdlib_module_names - {"__main__"} or root in _PACKAGES or root.startswith("agentcompile_"):
-        return False
-    path = getattr(sys.modules.get(name), "__file__", None)
-    return path is None or not str(pathlib.Path(path).resolve()).startswith(_installed())
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    """Folders of installed packages."""
-    import torch
-
-    paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages())
-    return tuple(f"{pathlib.Path(path).resolve()}/" for path in (*paths, pathlib.Path(torch.__file__).parents[1]))
 
 
 @define

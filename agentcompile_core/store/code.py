@@ -8,7 +8,7 @@ from pathlib import Path
 CORE = Path(__file__).parents[1]
 JUDGES = ("ops", "worker", "ir/verdict.py", "ir/source_check.py", "ir/ranges.py", "stages/validate/input_cases.py", "plugin/match_kind.py",
           "plugin/controls.py")
-CAPTURERS = ("ops", "stages/capture", "ir/graph.py")
+CAPTURERS = ("ops", "stages/capture", "ir/graph.py", "runtime/installed_packages.py")
 _COMPILED = (".pyc", ".pyo", ".so")
 
 

@@ -21,6 +21,7 @@ from ...ops.agreement import disagreement
 from ...plugin import thread_exceptions
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
+from ...runtime.installed_packages import is_installed, is_standard_file
 from . import libraries
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among
 from .evaluating import evaluating
@@ -201,7 +202,7 @@ def _watched() -> Iterator[list[str]]:
 
 def _asked_by_user(frame: FrameType | None) -> bool:
     """Whether the first caller that is not of the standard library belongs to no library at all."""
-    while frame is not None and libraries.is_standard_file(frame.f_code.co_filename):
+    while frame is not None and is_standard_file(frame.f_code.co_filename):
         frame = frame.f_back
     path = frame.f_code.co_filename if frame is not None else ""
-    return bool(path) and not libraries.is_library_file(path) and not libraries.is_installed(path)
+    return bool(path) and not libraries.is_library_file(path) and not is_installed(path)

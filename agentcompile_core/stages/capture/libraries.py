@@ -2,7 +2,6 @@
 
 import os
 import sys
-import sysconfig
 from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -11,6 +10,8 @@ from typing import Any
 import numpy
 import torch
 import transformers
+
+from ...runtime.installed_packages import is_installed, is_standard_file, package_of, standard_folder
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 _HEAP_TYPE = 1 << 9
@@ -27,23 +28,9 @@ def _folders() -> tuple[str, ...]:
 
 
 @cache
-def _standard() -> str:
-    return os.path.join(os.path.realpath(sysconfig.get_path("stdlib")), "")
-
-
-@cache
 def is_library_file(path: str) -> bool:
     """Whether a source file is part of torch, transformers, numpy, the standard library or this package."""
     return is_standard_file(path) or (not path.startswith("<") and os.path.realpath(path).startswith(_folders()))
-
-
-@cache
-def is_standard_file(path: str) -> bool:
-    """Whether a source file is part of the standard library."""
-    if path.startswith("<"):  # no file: a path of it would lie in whatever folder is the current one
-        return path.startswith("<frozen ")
-    real = os.path.realpath(path)
-    return real.startswith(_standard()) and not is_installed(real)
 
 
 def is_library_module(name: str) -> bool:
@@ -74,7 +61,7 @@ def is_library_class(cls: type) -> bool:
 def code_name(code: CodeType) -> str:
     """Where in its library a function was written: file and qualified name."""
     path = code.co_filename if code.co_filename.startswith("<") else os.path.realpath(code.co_filename)
-    folder = next((f for f in (*_folders(), _standard()) if path.startswith(f)), "")
+    folder = next((f for f in (*_folders(), standard_folder()) if path.startswith(f)), "")
     root = os.path.basename(os.path.dirname(folder)) if folder in _folders() else ""
     return f"{root}/{path.removeprefix(folder)}:{code.co_qualname}"
 
@@ -115,11 +102,6 @@ def is_foreign(value: Any) -> bool:
     return not is_library_module(name) and not is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
 
 
-def is_installed(path: str) -> bool:
-    """Whether a source file was installed as part of a package."""
-    return "site-packages" in path or "dist-packages" in path
-
-
 def of_another_package(value: Any, module: ModuleType) -> bool:
     """Whether a function, class or module that ``module`` holds belongs to an installed package that ``module`` does not belong to.
 
@@ -132,9 +114,7 @@ def of_another_package(value: Any, module: ModuleType) -> bool:
 
 def _package_of(module: Any) -> str:
     """Where in a folder of installed packages a module lies; empty elsewhere."""
-    path = str((isinstance(module, ModuleType) and vars(module).get("__file__")) or "").replace("\\", "/")
-    _, folder, rest = path.rpartition("site-packages/") if "site-packages/" in path else path.rpartition("dist-packages/")
-    return rest.partition("/")[0] if folder else ""
+    return package_of(str((isinstance(module, ModuleType) and vars(module).get("__file__")) or ""))
 
 
 def is_native(cls: type, name: str, value: Any) -> bool:

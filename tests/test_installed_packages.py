@@ -1,0 +1,122 @@
+"""Whose a file or module is: the standard library's, an installed package's, or one's own. Captures and what runs must agree on it."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agentcompile_core.runtime import installed_packages
+from agentcompile_core.runtime.held import held_by
+from agentcompile_core.runtime.installed_packages import is_installed, is_own_module, is_standard_file, package_of
+from agentcompile_core.stages.capture import libraries
+
+TEXT = """
+from torch import nn
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.notes = {"by": 2.0}
+    def forward(self, x):
+        return x * self.notes["by"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """What was found out about files of a test is no other one's, nor are its modules."""
+    known, path = dict(sys.modules), list(sys.path)
+    yield
+    installed_packages.package_of.cache_clear()
+    installed_packages._beside_torch.cache_clear()
+    sys.path[:] = path
+    for name in [*sys.modules]:
+        if sys.modules[name] is not known.get(name):
+            del sys.modules[name]
+    sys.modules.update(known)
+
+
+def imported(folder: Path, name: str) -> Any:
+    """A module ``name`` in a new file of ``folder``, imported as a user's program does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(TEXT)
+    sys.path.insert(0, str(folder))
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def both(module: Any) -> tuple[bool, bool]:
+    """Whether captures take a module for one's own, and whether what its parts hold is looked at before requests."""
+    part = module.Holds()
+    held = [one.path for one in held_by(nn.Sequential(part))]
+    assert held in ([], ["0.notes"])
+    return libraries.is_foreign(type(part)), bool(held)
+
+
+@pytest.mark.parametrize(("path", "package"), [
+    ("/usr/lib/python3/dist-packages/acme/of.py", "acme"),  # Debian's, which sysconfig does not name
+    ("/base/lib/python3.11/site-packages/acme.py", "acme.py"),  # what is around an environment with --system-site-packages
+    ("C:\\Python\\Lib\\site-packages\\acme\\of.py", "acme"),
+    ("/env/lib/site-packages/outer/site-packages/inner/of.py", "inner"),
+    ("/home/me/my-site-packages/net.py", ""), ("/home/me/site-packages-tools/net.py", ""), ("/home/me/site-packages", ""),
+    ("/home/me/net.py", ""), ("<string>", ""), ("<ipython in site-packages/x>", ""), ("", "")])
+def test_a_package_is_installed_where_folders_of_packages_are_called_so(path: str, package: str) -> None:
+    assert (package_of(path), is_installed(path)) == (package, bool(package))
+
+
+@pytest.mark.parametrize("folder", ["my-site-packages", "of-dist-packages.d", "plain"])
+def test_a_folder_whose_name_only_holds_such_a_word_is_ones_own(tmp_path: Path, folder: str) -> None:
+    assert both(imported(tmp_path / folder, "acme_own")) == (True, True)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_packages_of_another_environment_are_installed_too(tmp_path: Path, folder: str) -> None:
+    assert both(imported(tmp_path / "lib" / folder, "acme_installed")) == (False, False)
+
+
+@pytest.mark.parametrize("inwards", [True, False])
+def test_a_link_leads_to_an_installed_package_from_either_side(tmp_path: Path, inwards: bool) -> None:
+    named, other = tmp_path / "site-packages", tmp_path / "elsewhere"
+    there, link = (named, other) if inwards else (other, named)
+    there.mkdir()
+    link.symlink_to(there)
+    assert both(imported(link, "acme_linked")) == (False, False)
+
+
+@pytest.mark.parametrize("name", ["profile", "token"])
+def test_a_module_of_ones_own_may_be_called_as_one_of_the_standard_library(tmp_path: Path, name: str) -> None:
+    assert both(imported(tmp_path, name)) == (True, True)
+
+
+def test_modules_without_a_file_are_known_by_name() -> None:
+    assert not is_own_module("builtins") and not is_own_module(None) and not is_own_module("collections.abc")
+    assert not is_own_module("torch.nn.no_such_module") and is_own_module("no_such_module")
+
+
+def test_what_a_profiler_of_the_standard_library_runs_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python -m cProfile program.py`` leaves its own file in ``__main__``."""
+    import cProfile
+
+    monkeypatch.setitem(sys.modules, "__main__", cProfile)
+    assert is_own_module("__main__") and not is_own_module("cProfile")
+
+
+def test_files_of_the_standard_library(tmp_path: Path) -> None:
+    assert is_standard_file(str(importlib.__file__)) and is_standard_file("<frozen os>")
+    assert not is_standard_file("<string>") and not is_standard_file(torch.__file__) and not is_standard_file(str(tmp_path / "os.py"))
+
+
+def test_a_folder_of_any_name_that_torch_was_installed_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an installer recorded there was installed; a program that lies beside it is one's own."""
+    record = tmp_path / "acme_recorded-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("acme_recorded.py,,\nacme_recorded-1.0.dist-info/RECORD,,\n")
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    installed_packages._beside_torch.cache_clear()
+    assert both(imported(tmp_path, "acme_recorded")) == (False, False)
+    assert both(imported(tmp_path, "acme_handler")) == (True, True)
