@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import agentcompile_core as ac
 from agentcompile_core.errors import UsageError
-from agentcompile_core.runtime.held import MOST, held_by
+from agentcompile_core.runtime.held import MOST, _Memo, held_by, keeps
 from agentcompile_core.runtime.module_changes import AsBound
 from agentcompile_core.store import Store
 
@@ -38,6 +38,7 @@ class Net(nn.Module):
         self.first.notes = {"by": [0.25, {"inner": 2.0}]}  # type: ignore[assignment]
         self.steps, self.args, self.slotted = [0.5, 4.0], SimpleNamespace(scale=2.0, chosen={1, 2}), Slotted(3.0)
         self.in_a_tuple, self.options, self.memo = (1.0, [7.0]), Settings(), {3: 2.0}
+        self.memos: list[Any] = [{7: {5: 2.0}}, {}, {2: torch.zeros(3)}]
         self.args.device, self.args.kept = torch.device("cpu"), torch.zeros(3)
         self.shared = nn.Identity()
         self.shared.own = self.steps  # type: ignore[assignment]
@@ -70,6 +71,12 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "first.notes": lambda net: _put(net.first.notes, "new", 1.0),
     "first.notes ": lambda net: _put(net.first.notes["by"][1], "inner", 1.0),
     "memo": lambda net: _put(net.memo, 3, 1.0),
+    "memo ": lambda net: net.memo.clear(),
+    "memo  ": lambda net: net.memo.update({3: 1.0, 4: 2.0}),
+    "memos": lambda net: net.memos[0].clear(),
+    "memos ": lambda net: _put(net.memos[0][7], 5, 1.0),
+    "memos  ": lambda net: _put(net.memos[1], "new", 1.0),
+    "memos   ": lambda net: net.memos.append({}),
     "in_a_tuple": lambda net: net.in_a_tuple[1].clear(),
 }
 EQUAL: dict[str, Callable[[Any], Any]] = {
@@ -80,6 +87,8 @@ EQUAL: dict[str, Callable[[Any], Any]] = {
     "an object": lambda net: setattr(net, "slotted", Slotted(3.0)),
     "a set": lambda net: (net.args.chosen.add(77), net.args.chosen.discard(77)),
     "a memo": lambda net: _put(net.memo, 99, 1.0),
+    "memos of tensors": lambda net: (_put(net.memos[2], 9, torch.ones(3)), net.memos[2].clear(), net.memos[2].update({4: torch.ones(2)})),
+    "memos within others": lambda net: (_put(net.memos[0][7], 6, 1.0), _put(net.memos[0], 8, {}), _put(net.memos[1], 9, 1.0)),
     "a device": lambda net: setattr(net.args, "device", torch.device("cpu")),
     "a tensor": lambda net: setattr(net.args, "kept", torch.ones(3)),
     "tensors that its forward keeps": lambda net: (_put(net.first.notes, "last", torch.ones(3)), net.steps.append(torch.ones(3))),
@@ -125,6 +134,19 @@ def test_a_list_that_two_parts_hold_is_looked_at_in_both() -> None:
     net.shared.own[0] = 8.0
     with pytest.raises(UsageError, match=r"shared\.own holds something else"):
         mine(torch.randn(3, 6))
+
+
+FORMS = st.recursive(st.integers(0, 2), lambda one: st.one_of(
+    st.lists(one, max_size=2).map(tuple), st.lists(one, min_size=1, max_size=2).map(tuple).map(_Memo)), max_leaves=5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(FORMS, FORMS, FORMS)
+def test_forms_are_equal_both_ways_and_what_is_kept_twice_is_kept(first: Any, second: Any, third: Any) -> None:
+    assert (first == second) == (second == first) and (first != second) == (second != first)
+    assert keeps(first, first) and (first != second or keeps(first, second))
+    assert first == second or not (keeps(first, second) and keeps(second, first))
+    assert keeps(first, third) or not (keeps(first, second) and keeps(second, third))
 
 
 class Hostile:

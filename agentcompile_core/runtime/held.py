@@ -48,17 +48,32 @@ class Held:
 
     def changed(self) -> bool:
         """Whether plain values in it are others by now, or there are more or fewer."""
-        try:
-            return bool(self.now() != self.form)
-        except Exception:  # whatever a class raises that is compared
-            return True
+        return not keeps(self.now(), self.form)
 
     def now(self) -> Any:
-        """Its form now, which compares by values; what cannot be looked at any more has one of its own."""
+        """Its form now, for ``keeps``; what cannot be looked at any more has one of its own."""
         try:
             return _Forms().of(self.reach())
         except Exception:  # whatever somebody's class raises where it is looked at
             return _UNREADABLE
+
+
+def keeps(now: Any, then: Any) -> bool:
+    """Whether a form has what another one had, and no more but in memos: those may have grown."""
+    try:
+        return bool(now == then) or _has_grown(now, then)
+    except Exception:  # whatever a class raises that is compared
+        return False
+
+
+def _has_grown(now: Any, then: Any) -> bool:
+    """As ``keeps``, item by item: for what is not equal."""
+    if type(now) is _Memo and (type(then) is _Memo or then == ()):
+        before = then.items if type(then) is _Memo else ()
+        return len(now.items) >= len(before) and all(map(_has_grown, now.items, before))
+    if type(now) is tuple and type(then) is tuple:
+        return len(now) == len(then) and all(map(_has_grown, now, then))
+    return type(now) is type(then) and bool(now == then)
 
 
 def held_by(module: "torch.nn.Module") -> Iterator[Held]:
@@ -149,7 +164,7 @@ class _Forms:
     def _mapping(self, value: dict[Any, Any]) -> Any:
         """Of one without a name for a key, which a forward may fill as it meets new lengths, what is there now is looked for later."""
         items = tuple((self.of(key), form) for key, one in dict.items(value) if _is_seen(form := self.of(one)))
-        return items if any(type(key) is str for key in value) or not value else _Memo(items)
+        return items if any(type(key) is str for key in value) or not items else _Memo(items)
 
     def _within(self, value: Any, made: Callable[[], Any]) -> Any:
         self.open.append(id(value))
@@ -163,18 +178,14 @@ def _is_seen(form: Any) -> bool:
     return form is not _OPAQUE
 
 
-class _Memo(tuple[Any, ...]):
-    """Items of a mapping that may grow."""
+@define
+class _Memo:
+    """Items of a mapping that may grow; ``keeps`` says which may stand in the place of which.
 
-    __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
+    It has no hash, so that none is in a set, whose elements are compared as they are.
+    """
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it begins with all that the other one has."""
-        return isinstance(other, tuple) and self[: len(other)] == tuple(other)
+    items: tuple[Any, ...]
 
 
 def _attributes(value: Any) -> dict[str, Any]:
