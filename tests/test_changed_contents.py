@@ -1,7 +1,7 @@
 """What parts of a compiled module hold in lists, mappings, sets and objects of their own: a change there is refused by its path."""
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import agentcompile_core as ac
 from agentcompile_core.errors import UsageError
-from agentcompile_core.runtime.held import MOST, _Memo, held_by, keeps
+from agentcompile_core.runtime.held import MOST, Held, _Memo, held_by, keeps
 from agentcompile_core.runtime.module_changes import AsBound
 from agentcompile_core.store import Store
 
@@ -231,6 +231,34 @@ def test_what_a_forward_writes_itself_is_not_asked_for_again() -> None:
         assert bound.change() == ""
     module.options["scale"] = 3.0
     assert bound.change() == "options holds something else"
+
+
+@pytest.mark.parametrize("forward", [None, lambda part: part(torch.ones(1, 6))])
+def test_what_is_held_is_looked_at_once_for_what_changed_and_once_behind_a_forward(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, looks = Net(), Counter[str]()
+    bound = AsBound(net, with_mode=True, forward=forward)
+    now = Held.now
+
+    def counted(held: Held) -> Any:
+        looks[held.path] += 1
+        return now(held)
+
+    monkeypatch.setattr(Held, "now", counted)
+    assert bound.change() == ""
+    assert set(looks.values()) == {1} and len(looks) == 9
+    looks.clear()
+    net.memos.append({})
+    assert bound.change() == "memos holds something else"
+    assert max(looks.values()) == 1 + 1 + (forward is not None), "whether anything changed, what did, and what the forward left"
+
+
+def test_a_memo_that_the_forward_fills_again_is_as_it_was() -> None:
+    net = Net()
+    bound = AsBound(net, with_mode=True, forward=lambda part: part.memo.update({3: 2.0, 4: 1.0}))
+    net.memo.clear()
+    assert bound.change() == ""
+    net.memo[3] = 9.0
+    assert bound.change() == ""  # and whatever it was
 
 
 def test_circles_and_what_is_too_much_come_to_an_end() -> None:

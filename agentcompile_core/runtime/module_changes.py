@@ -9,7 +9,7 @@ from attrs import evolve
 
 from .as_captured import as_captured
 from .device import at_any_length
-from .held import HOLDS, Held, held_by
+from .held import HOLDS, Held, held_by, keeps
 from .watched import EXCHANGEABLE, REPLACED, SET, functions_of, slots_of
 
 if TYPE_CHECKING:
@@ -164,11 +164,12 @@ class AsBound:
 
     def _in_held(self) -> str:
         """What changed within what parts hold. What the forward of the module itself writes there is not asked for again."""
-        changed = [one for one in self._held if one.changed()]
-        before = [one.now() for one in self._held] if changed else []
+        now = [(one, one.now()) for one in self._held]
+        changed = [one for one, form in now if not keeps(form, one.form)]
         if changed and self._ran():
-            self._held = [one for one, then in zip(self._held, before, strict=True) if one.now() == then]
-            changed = [one for one in changed if one in self._held and one.changed()]
+            after = [(one, form) for one, before in now if keeps(form := one.now(), before)]
+            self._held = [one for one, _ in after]
+            changed = [one for one, form in after if not keeps(form, one.form)]
         return f"{changed[0].path} {HOLDS}" if changed else ""
 
     def _different(self) -> list[int]:
