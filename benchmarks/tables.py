@@ -73,6 +73,7 @@ COLUMNS["ablation"] = COLUMNS["ablation_long"] = (*COLUMNS["sweep"], "roles", "a
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned", "kernelbench"))  # nothing in these is compared with a floor
 HEADER = ("schema", "gpu", "driver", "versions", "commit", "date", "read_ceiling_gbps", "rows")
+ALONE = ("model", "type", "prompt/new", "ms per token")  # what both tables of ours alone begin with
 
 
 class ResultsError(Exception):
@@ -136,11 +137,10 @@ def decode_table(document: dict[str, Any]) -> str:
             "bandwidth", "runs")
     rows = []
     for r in sorted(document["rows"], key=_order):
-        share = r["floor_step_ms"] / r["step_ms"]
         system = r["system"] + (" (estimated)" if r["estimated"] else "")
         rows.append((r["model"], r["workload"], system, f"{r['e2e_ms']:.1f}", f"{r['spread_ms']:.1f}", f"{r['prefill_ms']:.2f}",
                      f"{r['step_ms']:.3f}", f"{1e3 / r['step_ms']:.0f}", _speedup(document, r, "eager"),
-                     f"{r['floor_step_ms']:.3f}", f"{share:.0%}", str(r["repetitions"])))
+                     f"{r['floor_step_ms']:.3f}", _bandwidth(r, 0), str(r["repetitions"])))
     return table(head, rows)
 
 
@@ -160,31 +160,37 @@ def summary_table(document: dict[str, Any]) -> str:
         steps = {o["system"]: o["step_ms"] for o in document["rows"] if (o["model"], o["workload"]) == (r["model"], r["workload"])}
         cells = [f"{steps[s]:.2f}" if s in steps else "-" for s in ("eager", "torch_compile")]
         rows.append((r["model"], r["workload"], *cells, f"{r['step_ms']:.2f}", f"{1e3 / r['step_ms']:.0f}", _speedup(document, r, "eager"),
-                     _speedup(document, r, "torch_compile"), f"{r['floor_step_ms'] / r['step_ms']:.0%}"))
+                     _speedup(document, r, "torch_compile"), _bandwidth(r, 0)))
     return table(head, rows)
 
 
 def alone_table(document: dict[str, Any]) -> str:
     """Ours alone, all models at one commit: what a token takes, and what was said about the compilation."""
-    head = ("model", "type", "prompt/new", "ms per token", "floor ms", "read GB/s", "bandwidth", "prefill ms",
-            "RMS error over the framework's", "cold s", "warm s", "GiB beyond weights and KV", "runs")
-    rows = [(r["model"], DTYPES.get(r["dtype"], r["dtype"]), r["workload"], f"{r['step_ms']:.3f}", f"{r['floor_step_ms']:.3f}",
-             f"{r['read_ceiling_gbps']:.0f}", f"{r['floor_step_ms'] / r['step_ms']:.1%}", f"{r['prefill_ms']:.2f}", f"{r['rms_ratio']:.3f}",
-             *(f"{r[key]:.1f}" if r[key] is not None else "-" for key in ("cold_s", "warm_s")),
-             f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"]))
-            for r in sorted(document["rows"], key=_order)]
-    return table(head, rows)
+    head = (*ALONE, "floor ms", "read GB/s", "bandwidth", "prefill ms", "RMS error over the framework's", "cold s", "warm s",
+            "GiB beyond weights and KV", "runs")
+    return table(head, [(*_alone(r, 3), f"{r['floor_step_ms']:.3f}", f"{r['read_ceiling_gbps']:.0f}", _bandwidth(r, 1),
+                         f"{r['prefill_ms']:.2f}", f"{r['rms_ratio']:.3f}", *_compile_seconds(r, 1),
+                         f"{r['extra_memory_bytes'] / 2**30:.2f}", str(r["repetitions"])) for r in sorted(document["rows"], key=_order)])
 
 
 def alone_summary(document: dict[str, Any]) -> str:
     """Of ``alone_table`` what a user asks first."""
-    head = ("model", "type", "prompt/new", "ms per token", "tokens/s", "share of memory bandwidth", "first token ms",
-            "compile s", "again s")
-    rows = [(r["model"], DTYPES.get(r["dtype"], r["dtype"]), r["workload"], f"{r['step_ms']:.2f}", f"{1e3 / r['step_ms']:.0f}",
-             f"{r['floor_step_ms'] / r['step_ms']:.0%}", f"{r['prefill_ms']:.1f}",
-             *(f"{r[key]:.0f}" if r[key] is not None else "-" for key in ("cold_s", "warm_s")))
-            for r in sorted(document["rows"], key=_order)]
-    return table(head, rows)
+    head = (*ALONE, "tokens/s", "share of memory bandwidth", "first token ms", "compile s", "again s")
+    return table(head, [(*_alone(r, 2), f"{1e3 / r['step_ms']:.0f}", _bandwidth(r, 0), f"{r['prefill_ms']:.1f}", *_compile_seconds(r, 0))
+                        for r in sorted(document["rows"], key=_order)])
+
+
+def _alone(row: dict[str, Any], digits: int) -> tuple[str, ...]:
+    return row["model"], DTYPES.get(row["dtype"], row["dtype"]), row["workload"], f"{row['step_ms']:.{digits}f}"
+
+
+def _bandwidth(row: dict[str, Any], digits: int) -> str:
+    """The share of the memory bandwidth that a step reaches."""
+    return f"{row['floor_step_ms'] / row['step_ms']:.{digits}%}"
+
+
+def _compile_seconds(row: dict[str, Any], digits: int) -> tuple[str, ...]:
+    return tuple(f"{row[key]:.{digits}f}" if row[key] is not None else "-" for key in ("cold_s", "warm_s"))
 
 
 def memory_table(document: dict[str, Any]) -> str:
@@ -234,8 +240,7 @@ def accuracy_table(document: dict[str, Any]) -> str:
 
 def compile_table(document: dict[str, Any]) -> str:
     """Seconds of compile()."""
-    rows = [(r["model"], f"{r['cold_s']:.1f}", f"{r['warm_s']:.1f}" if r["warm_s"] is not None else "-")
-            for r in sorted(document["rows"], key=_order)]
+    rows = [(r["model"], *_compile_seconds(r, 1)) for r in sorted(document["rows"], key=_order)]
     return table(("model", "cold s", "warm s"), rows)
 
 
