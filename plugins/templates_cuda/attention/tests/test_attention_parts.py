@@ -53,8 +53,8 @@ def schedules(draw: st.DrawFn, model: Model) -> Schedule:
     """One way to deal out a layer's work: parts of up to 8, 4 or 2 heads, on any path, merged in any way."""
     path = draw(st.sampled_from(("lanes", "tensor", "staged", "mixed", "spare"))) if model.dtype is not DType.F32 else "lanes"
     splits, merge = draw(st.sampled_from(((1, "global"), (3, "global"), (2, "cluster"), (4, "message"))))
-    whole = schedule(path, 2 if path == "lanes" else 1, 4, draw(st.integers(1, 3)) if path in ("staged", "mixed", "spare") else 1, splits, merge,
-                     draw(st.booleans()))
+    stages = draw(st.integers(1, 3)) if path in ("staged", "mixed", "spare") else 1
+    whole = schedule(path, 2 if path == "lanes" else 1, 4, stages, splits, merge, draw(st.booleans()))
     return with_parts(whole, even(model.group, draw(st.sampled_from((8, 4, 2)))))
 
 
