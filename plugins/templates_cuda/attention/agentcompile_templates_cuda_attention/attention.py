@@ -58,8 +58,7 @@ class AttentionFamily(TemplateFamily):
 
     Three templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type), and with mma.m16n8k16 for fp16 and bf16
     ``attention_tensor.cu`` (``path=tensor``, K and V in registers) and ``attention_staged.cu`` (``path=staged``, in shared
-    memory; ``path=mixed``, of a warp's first step in registers besides; ``path=spare``, of steps behind the last whole round in a stage
-    of the block besides). Splits merge through global memory and a counter
+    memory; ``path=mixed``, of a warp's first step in registers besides). Splits merge through global memory and a counter
     (``merge=global``) or through the shared memory of a thread-block cluster (sm_90), by stores and a cluster barrier
     (``merge=cluster``) or by messages whose bytes the block that
     finishes an output waits for (``merge=message``). With ``early_kv`` the first tiles of K and V are loaded before the
@@ -114,7 +113,7 @@ class AttentionFamily(TemplateFamily):
         if tensor:
             constants["terms"] = WEIGHT_TERMS
         if path in STAGED_PATHS:
-            constants |= {"stages": unroll, "holds_first": path == "mixed", "spares": path == "spare"}
+            constants |= {"stages": unroll, "holds_first": path == "mixed"}
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, shape.parts), block=(warps * WARP, 1, 1), pdl=pdl,
                         cluster=max(1, cluster), shared_bytes=stage_bytes(shape, schedule), arguments=_arguments(match, shape))
         source = make_source(
@@ -198,12 +197,11 @@ def _depth(shape: Shape, schedule: Schedule) -> int:
 
 
 def _periods(schedule: Schedule) -> tuple[int, ...]:
-    """Positions of a block's tile, of one tile of every split, of as many of these as there are stages, and of one step of every split."""
+    """Positions of a block's tile, of one tile of every split, and of as many of these as there are stages."""
     splits, warps, lanes, unroll = (schedule.integer(name) for name in ("splits", "warps", "lanes", "unroll"))
     tile = tile_of(str(schedule["path"]), warps, lanes, unroll)
     rounds = unroll + (schedule["path"] == "mixed")  # in flight
-    spared = [TENSOR_POSITIONS * splits] if schedule["path"] == "spare" else []
-    return (tile, tile * splits, *([tile * splits * rounds] if schedule["path"] in STAGED_PATHS else []), *spared)
+    return (tile, tile * splits, *([tile * splits * rounds] if schedule["path"] in STAGED_PATHS else []))
 
 
 def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:

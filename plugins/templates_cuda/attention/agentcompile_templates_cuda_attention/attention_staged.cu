@@ -10,9 +10,6 @@
 //
 // Plan::holds_first: the first step of each warp waits in registers, besides those in the stages: one more in flight in as much shared
 // memory. Wins by 2 to 3 % where a split has one round more than stages hold, which would wait behind q; slower elsewhere.
-//
-// Plan::spares: where all stages are full, the steps of the round that is not whole are dealt to the blocks one by one (`Deal`), and the
-// block's first warp has its own in a stage that nothing else uses, asked for with the first ones: up to a step a block costs no round.
 #include "tensor_steps.cuh"
 
 namespace {
@@ -20,46 +17,6 @@ namespace {
 constexpr int stages = Plan::stages;
 constexpr int tile = warps * step;  // positions per block and round
 constexpr int stage_vectors = step * (KeyHead::head_vectors + ValueHead::head_vectors);
-
-// Which positions the warps of a block have, round by round: a tile of each block, then the next ones. Where there are more whole rounds
-// than stages and Plan::spares, the steps of what is left go to the first warps of all blocks, then to the second ones.
-struct Deal {
-  int start;   // of the block's tile in the first round
-  int stride;  // of a round
-  int splits;
-  int split;
-  int rounds = 0;  // whole ones in front of steps dealt one by one; all of them where none are
-
-  __device__ __forceinline__ Deal(const ac::Span& span, int given_split, int given_splits)
-      : start(span.first + given_split * tile), stride(given_splits * tile), splits(given_splits), split(given_split) {
-    if constexpr (Plan::spares) {
-      rounds = (span.length - span.first) / stride;
-      if (rounds < stages) ++rounds;
-    }
-  }
-
-  // The first position of a warp in a round.
-  __device__ __forceinline__ int base(int warp, int round) const {
-    const int whole = start + round * stride + warp * step;
-    if (!Plan::spares || round < rounds) return whole;
-    return start - split * tile + round * stride + (warp * splits + split) * step;
-  }
-  // The same, where `base` is that of so many rounds before.
-  __device__ __forceinline__ int base_after(int base_before, int warp, int round, int rounds_before) const {
-    if constexpr (Plan::spares) return base(warp, round);
-    return base_before + rounds_before * stride;
-  }
-  // Whether the first warp of a block has the step of a round in the spare stage.
-  __device__ __forceinline__ bool spared(int warp, int round) const { return Plan::spares && warp == 0 && round == rounds; }
-  // Whether this block has the position.
-  __device__ __forceinline__ bool has(int position, const ac::Span& span) const {
-    if constexpr (Plan::spares) {
-      const int behind = position - span.first - rounds * stride;
-      if (behind >= 0) return behind / step % splits == split;
-    }
-    return (position - span.first) / tile % splits == split;
-  }
-};
 
 // Where a vector of a row of a stage lies. Lanes that read in one phase have positions that differ in `Bits` bits from the
 // `First`-th on, and 8 / 2^Bits neighbouring vectors.
@@ -78,7 +35,6 @@ template <bool Value> struct Bool { static constexpr bool value = Value; };
 // The stages of one warp. Every call is made by whole warps.
 struct Stream {
   Vector* memory;  // of this warp
-  Vector* spare;   // behind the stages of all warps
   const T* keys;
   const T* values;
   long long key_row;
@@ -129,17 +85,9 @@ struct Stream {
     ac::cp_async_commit();
   }
 
-  // ``first``: the round of the first stage.
-  template <bool Settled> __device__ __forceinline__ void fill_all(const Deal& deal, int warp, int first, const ac::Span& span) const {
-    if constexpr (Plan::spares) {
-      const int base = deal.base(warp, deal.rounds);
-      if (warp == 0 && base < span.length) {
-        copy<KeyHead, Settled>(spare, keys, key_row, base, span, key_place);
-        copy<ValueHead, Settled>(spare, values, value_row, base, span, value_place);
-      }
-    }
+  template <bool Settled> __device__ __forceinline__ void fill_all(int start, int stride, const ac::Span& span) const {
 #pragma unroll
-    for (int number = 0; number < stages; ++number) fill<Settled>(number, deal.base(warp, first + number), span);
+    for (int number = 0; number < stages; ++number) fill<Settled>(number, start + number * stride, span);
   }
 
   // Nothing is on its way any more.
@@ -179,7 +127,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   parts.open();
   const int warp = threadIdx.x / ac::warp_size, lane = threadIdx.x % ac::warp_size;
   const int row = lane / 4, column = lane % 4;
-  const int split = blockIdx.x, splits = gridDim.x;
+  const int split = blockIdx.x, splits = gridDim.x, stride = splits * tile;
   const int kv_head = blockIdx.y;
   const Share share{kv_head};
 
@@ -188,19 +136,20 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
 
   const Rows rows{k_cache + kv_head * head_dim, v_cache + kv_head * value_dim, static_cast<long long>(kv_heads) * head_dim,
                   static_cast<long long>(kv_heads) * value_dim, row, column};
-  const Stream stream{memory + warp * stages * stage_vectors, memory + warps * stages * stage_vectors, rows.keys, rows.values, rows.key_row, rows.value_row, lane};
+  const Stream stream{memory + warp * stages * stage_vectors, rows.keys, rows.values, rows.key_row, rows.value_row, lane};
   const int attended = Plan::has_window ? window : 0;
   ac::Span span;
+  auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
   Keys keys;
   Values values;
   auto fetch = [&](auto settled) {
     constexpr bool is_settled = decltype(settled)::value;
-    const Deal deal(span, split, splits);
+    const int start = start_of(span);
     if constexpr (Plan::holds_first) {
-      rows.load_keys<is_settled>(keys, deal.base(warp, 0), span);
-      rows.load_values<is_settled>(values, deal.base(warp, 0), span);
+      rows.load_keys<is_settled>(keys, start, span);
+      rows.load_values<is_settled>(values, start, span);
     }
-    stream.fill_all<is_settled>(deal, warp, Plan::holds_first, span);
+    stream.fill_all<is_settled>(start + (Plan::holds_first ? stride : 0), stride, span);
   };
   if constexpr (Plan::early_kv) {
     span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
@@ -223,8 +172,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   parts.expect(span.active);
 
   heads.finish(queries, new_key, new_value, norm_eps);
-  const Deal deal(span, split, splits);
-  const bool owner = share.appends() && deal.has(span.position, span) && span.position < capacity;
+  const bool owner = share.appends() && (span.position - span.first) / tile % splits == split && span.position < capacity;
   if (owner && threadIdx.x < KeyHead::head_vectors) {  // append
     new_key[threadIdx.x].store(k_cache + kv_head * head_dim + span.position * stream.key_row + threadIdx.x * Vector::size);
   }
@@ -244,8 +192,8 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   int number = 0;  // of the stage
   bool held = Plan::holds_first;  // this step waits in registers
 #pragma unroll 1
-  for (int round = 0, base = deal.base(warp, 0); base < span.length; ++round, base = deal.base_after(base, warp, round, 1)) {
-    Vector* stage = deal.spared(warp, round) ? stream.spare : stream.stage(number);
+  for (int base = start_of(span); base < span.length; base += stride) {
+    Vector* stage = stream.stage(number);
     if (held) {
       rows.take_new(keys, values, base, span, capacity, new_key, new_value);
     } else {
@@ -288,8 +236,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
       continue;
     }
     __syncwarp();  // all lanes have read the stage
-    const int next = round + stages;
-    stream.fill<false>(number, deal.spared(warp, next) ? span.length : deal.base_after(base, warp, next, stages), span);
+    stream.fill<false>(number, base + stages * stride, span);
     number = number + 1 == stages ? 0 : number + 1;
   }
   StageOutputs outputs{memory};

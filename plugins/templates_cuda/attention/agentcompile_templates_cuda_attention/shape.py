@@ -6,8 +6,7 @@ from agentcompile_core.plugin_api import DType, Match, Schedule
 
 WARP = 32
 PARTS = "parts"
-# K and V in stages of shared memory; of the first round in registers, of others in stages; in stages and in one more of the block.
-STAGED_PATHS = ("staged", "mixed", "spare")
+STAGED_PATHS = ("staged", "mixed")  # K and V in stages of shared memory; of the first round in registers, of others in stages
 TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; of one at a time
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
@@ -90,9 +89,7 @@ def stage_bytes(shape: Shape, schedule: Schedule) -> int:
 
 def bytes_of_stages(shape: Shape, path: str, warps: int, stages: int) -> int:
     """As ``stage_bytes``, of the parts of a schedule."""
-    if path not in STAGED_PATHS:
-        return 0
-    return (warps * stages + (path == "spare")) * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes
+    return warps * stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes if path in STAGED_PATHS else 0
 
 
 def tile_of(path: str, warps: int, lanes: int, unroll: int) -> int:

@@ -37,7 +37,6 @@ FIRST: dict[str, dict[str, Scalar]] = {"message": {"path": "staged", "warps": 4,
 # takes 6.5. They come behind the first two.
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
     "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "spare", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
                 {"path": "staged", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
                 {"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
@@ -193,8 +192,7 @@ def _staged_choices(shape: Shape) -> list[_Choice]:
     if not _tensor_choices(shape):
         return []
     staged, mixed = (NARROW_STAGED, NARROW_MIXED) if _narrow(shape) else (STAGED, MIXED)
-    spare = staged[:1]
-    return [(path, warps, 4, stages) for path, some in (("staged", staged), ("mixed", mixed), ("spare", spare)) for warps, stages in some]
+    return [*(("staged", warps, 4, stages) for warps, stages in staged), *(("mixed", warps, 4, stages) for warps, stages in mixed)]
 
 
 def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:
