@@ -117,7 +117,7 @@ def test_prompts_of_any_length_give_the_modules_logits(name: str, way: str) -> N
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 def test_prompts_of_one_chunk_are_read_in_the_last_row(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "CUT_ROWS", SMALL)
+    monkeypatch.setattr(live, "ONE_OF", SMALL)
     mine = session(name, way)
     if way != "loop":
         mine.prepare()
@@ -238,11 +238,11 @@ def test_behind_the_first_chunk_the_last_layer_attends_with_one_row(name: str, l
     assert backend.rows[-layers:] == [chunk] * (layers - 1) + [1]
 
 
-@pytest.mark.parametrize("rows, asked", [(LARGE, 1), (LARGE + 1, LARGE)])
+@pytest.mark.parametrize("rows, whole", [(LARGE, 1), (LARGE + 1, 0)])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "deepseek_v3"])
-def test_the_last_layer_of_a_large_first_chunk_attends_with_one_row(name: str, rows: int, asked: int,
+def test_the_last_layer_of_a_large_first_chunk_attends_with_one_row(name: str, rows: int, whole: int,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "CUT_ROWS", rows)
+    monkeypatch.setattr(live, "ONE_OF", rows)
     monkeypatch.setitem(WAYS, "counting", lambda: Executables(device="cpu", backend=Counting()))
     mine = session(name, "counting")
     backend, layers = mine.backend, mine.graphs.kv.layers  # type: ignore[union-attr]
@@ -251,7 +251,21 @@ def test_the_last_layer_of_a_large_first_chunk_attends_with_one_row(name: str, r
         check(name, mine, length)
         backend.rows.clear()
         check(name, mine, length)
-        assert backend.rows == [LARGE] * (layers - 1) + [asked]
+        assert backend.rows == [LARGE] * (layers - whole)
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "bloom", "gemma2", "gpt_oss"])
+def test_a_row_beside_the_one_that_is_read_is_found(name: str, off: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "ONE_OF", SMALL)
+    right = live_attention.attend_row
+
+    def beside(call: AttentionCall, row: Tensor, *rest: Any) -> Tensor:
+        return right(call, (row + off).clamp(min=0), *rest).roll(-off, 1)
+
+    monkeypatch.setattr(live_attention, "attend_row", beside)
+    with pytest.raises(AssertionError):
+        check(name, session(name, "captured"), LARGE - 1)
 
 
 def test_what_nothing_reads_any_more_is_dropped() -> None:

@@ -21,7 +21,7 @@ from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
 from .head_rows import HeadRows
-from .live import HostPosition, LiveAttention, Outside, is_read_in_the_last_row, last_reads, live_nodes, stays_inside
+from .live import HostPosition, LiveAttention, Outside, begins, is_read_in_the_last_row, last_reads, length_of_one_row, live_nodes
 from .moving import Moving, late_values, lies_as, own_results
 from .moving_launches import MovingLaunch, enqueue, moving_launch
 from .pieces import cut, fixed_values, runs_outside
@@ -121,7 +121,7 @@ class _Binder:
         for name in results:  # until the first call brings its own
             self.planned[name] = zeros(self.graph.spec(name), self.device)
         made_by_step = {v for s in self.segments for v in s.values((Role.OUTPUT,))}
-        made_by_call = {n.outputs[0] for n in self.graph.nodes if n.name in self.apart and not stays_inside(self.graph, n)}
+        made_by_call = {n.outputs[0] for n in self.graph.nodes if n.name in self.apart and not begins(n)}
         for name in (*made_by_step, *made_by_call, *self.put_together):
             root = self.roots[name]
             self.environment[root] = self.planned[root]
@@ -137,7 +137,7 @@ class _Binder:
         """Whether a framework segment, or the second half of a call of attention, stays outside of captured graphs."""
         if self.apart.keys().isdisjoint(segment.nodes):
             return runs_outside(self.graph, segment)
-        return not stays_inside(self.graph, self.graph.node_by_name[segment.nodes[-1]])
+        return not begins(self.graph.node_by_name[segment.nodes[-1]])
 
     def address(self, names: tuple[str, ...]) -> int:
         """Address of an operand's first value; the others lie behind it."""
@@ -203,7 +203,7 @@ class _Binder:
         made = tuple(o for name in segment.nodes[:-1] for o in self.graph.node_by_name[name].outputs if o in node.inputs)
         before = compile_nodes(self.graph, segment.nodes[:-1], device=self.device, outputs=made, bodies=backend.body if backend else None)
         head_rows = HeadRows(ways, self.environment, before, backend)
-        call = LiveAttention(node, self.environment, self.live, head_rows, backend, outside)
+        call = LiveAttention(node, self.environment, self.live, head_rows, backend, outside, length_of_one_row(self.graph, node))
         return call.pieces(lambda: self._forget(index))
 
     def _forget(self, index: int) -> None:

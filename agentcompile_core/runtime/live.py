@@ -1,8 +1,7 @@
 """Attention of prompt chunks over the live length of the cache: outside of captured graphs, since a graph has fixed shapes.
 
 Of each call the rows are appended inside the graph before it; what attends runs from Python, with the position that the host
-knows (docs/decisions/0022). A chunk that begins at position 0 has one length only and stays inside of them, but for the last layer of a
-large one, of which one row is read: the host knows which.
+knows (docs/decisions/0022). A chunk that begins at position 0 has one length only and stays inside of them.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 NAME = "attention over what is cached"
 LENGTH = 2  # which input of a prompt chunk says how many of its tokens are no padding
 APPENDED = ("q", "k", "v")  # arguments that nothing reads behind the append
-CUT_ROWS = 4096  # of a chunk at position 0, from which on attending with one row is worth another graph (H200, 16x8x128: 120 us of all)
+ONE_OF = 4096  # rows of a chunk at position 0, from which on one of them alone attends under a mask (H200, 16x8x128: all take 120 us)
 
 
 @define
@@ -53,11 +52,6 @@ def begins(node: Node) -> bool:
     return named(node.op, node.args, dict(node.kwargs)).get("fresh") is True
 
 
-def stays_inside(graph: Graph, node: Node) -> bool:
-    """Whether a graph holds all of a call of attention: its length never changes, and all rows of it are read or there are few."""
-    return begins(node) and not (graph.tokens >= CUT_ROWS and is_read_in_the_last_row(graph, node))
-
-
 def is_read_in_the_last_row(graph: Graph, node: Node) -> bool:
     """Whether of a call of attention nothing but the last row of a chunk that is no padding is read (``stages/capture/one_row.py``)."""
     readers = graph.users.get(node.outputs[0], ())
@@ -68,6 +62,12 @@ def is_read_in_the_last_row(graph: Graph, node: Node) -> bool:
     maker = graph.producer.get(index.value) if isinstance(index, Ref) else None
     of_length = maker is not None and maker.op == "aten.sub.Tensor" and maker.args == (Ref(graph.inputs[LENGTH]), 1) and not maker.kwargs
     return of_length and taken["dim"] == 1
+
+
+def length_of_one_row(graph: Graph, node: Node) -> str:
+    """The input that says which row of a call of attention is read, where no other is, the chunk is at position 0 and large; else ""."""
+    one = begins(node) and graph.tokens >= ONE_OF and is_read_in_the_last_row(graph, node)
+    return graph.inputs[LENGTH] if one else ""
 
 
 @frozen(kw_only=True)
@@ -91,13 +91,14 @@ class LiveAttention:
         heads: what makes its operands.
         library: the backend of the device, which may attend and merge; None: the operator's own formula.
         outside: of a call that attends between two graphs; None: a graph may hold it, and each run makes a new tensor.
+        length: of a call at position 0 that is read in one row alone, the name of how many of its tokens are no padding; "": of others.
     """
 
     def __init__(self, node: Node, environment: "Tensors", position: HostPosition, heads: HeadRows, library: "Backend | None",
-                 outside: Outside | None = None) -> None:
+                 outside: Outside | None = None, length: str = "") -> None:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
         self._name, self._environment, self._position = node.outputs[0], environment, position
-        self._outside, self._heads = outside, heads
+        self._outside, self._heads, self._length = outside, heads, length
         self._held: torch.Tensor | None = None  # queries between the two parts of a chunk at position 0
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
@@ -163,12 +164,15 @@ class LiveAttention:
         """Attend at position 0; a graph may hold it."""
         import torch
 
-        from ..ops.live_attention import attend
+        from ..ops.live_attention import attend, attend_row
 
         q, self._held = self._held, None
+        call = self._call(q=q, k=q, v=q)
         with torch.no_grad():
-            self._environment[self._name] = attend(self._call(q=q, k=q, v=q), 0, part=self._part, over_all=self._over_all,
-                                                   around=self._around)
+            if self._length:
+                self._environment[self._name] = attend_row(call, self._environment[self._length] - 1, self._around)
+            else:
+                self._environment[self._name] = attend(call, 0, part=self._part, over_all=self._over_all, around=self._around)
 
     def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, Piece]:
         """What appends, then what attends; ``dropped`` forgets what nothing reads any more."""
