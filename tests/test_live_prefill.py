@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, Workload
 from agentcompile_core.ops import live_attention
 from agentcompile_core.ops.operators import AttentionCall
-from agentcompile_core.runtime import live
 from agentcompile_core.runtime.built_in import PlainKVCache, PythonLoop
 from agentcompile_core.runtime.executables import Executables
 from agentcompile_core.runtime.live import NAME
@@ -111,17 +110,6 @@ def test_prompts_of_any_length_give_the_modules_logits(name: str, way: str) -> N
     if way != "loop":
         mine.prepare()
     for length in (*LENGTHS, *reversed(LENGTHS)):  # each behind a longer one too: nothing of that is seen
-        check(name, mine, length)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", MODELS)
-def test_prompts_of_one_chunk_are_read_in_the_last_row(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "ONE_OF", SMALL)
-    mine = session(name, way)
-    if way != "loop":
-        mine.prepare()
-    for length in (LARGE, SMALL - 1, 2 * LARGE, LARGE - 1):  # a whole chunk, padded ones, and one that another follows
         check(name, mine, length)
 
 
@@ -236,36 +224,6 @@ def test_behind_the_first_chunk_the_last_layer_attends_with_one_row(name: str, l
     backend.rows.clear()
     check(name, mine, length)
     assert backend.rows[-layers:] == [chunk] * (layers - 1) + [1]
-
-
-@pytest.mark.parametrize("rows, whole", [(LARGE, 1), (LARGE + 1, 0)])
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2", "deepseek_v3"])
-def test_the_last_layer_of_a_large_first_chunk_attends_with_one_row(name: str, rows: int, whole: int,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "ONE_OF", rows)
-    monkeypatch.setitem(WAYS, "counting", lambda: Executables(device="cpu", backend=Counting()))
-    mine = session(name, "counting")
-    backend, layers = mine.backend, mine.graphs.kv.layers  # type: ignore[union-attr]
-    assert isinstance(backend, Counting)
-    for length in (LARGE, LARGE - 1):
-        check(name, mine, length)
-        backend.rows.clear()
-        check(name, mine, length)
-        assert backend.rows == [LARGE] * (layers - whole)
-
-
-@pytest.mark.parametrize("off", [-1, 1])
-@pytest.mark.parametrize("name", ["qwen3", "mistral", "bloom", "gemma2", "gpt_oss"])
-def test_a_row_beside_the_one_that_is_read_is_found(name: str, off: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "ONE_OF", SMALL)
-    right = live_attention.attend_row
-
-    def beside(call: AttentionCall, row: Tensor, *rest: Any) -> Tensor:
-        return right(call, (row + off).clamp(min=0), *rest).roll(-off, 1)
-
-    monkeypatch.setattr(live_attention, "attend_row", beside)
-    with pytest.raises(AssertionError):
-        check(name, session(name, "captured"), LARGE - 1)
 
 
 def test_what_nothing_reads_any_more_is_dropped() -> None:

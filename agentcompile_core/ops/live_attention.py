@@ -159,30 +159,16 @@ def _by_blocks(call: AttentionCall, start: int, out: Tensor) -> None:
         q = call.q[:, :, at : at + step]
         begin, end = start + at, start + at + q.shape[2]
         first = max(0, begin - call.window + 1) if call.window > 0 else 0
+        keys, values = _cached(call, first, end)
         ahead = torch.arange(first, end, device=q.device)[None, :] - torch.arange(begin, end, device=q.device)[:, None]
-        out[:, at : at + step].copy_(_masked(evolve(call, q=q), _cached(call, first, end), ahead).transpose(1, 2))
-
-
-def _masked(call: AttentionCall, cached: tuple[Tensor, Tensor], ahead: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Rows [1, H, T, D] over some positions, [1, H, T, Dv]. ``ahead`` [T, L]: by how many positions a key lies ahead of a row; ``seen`` of
-    the same shape: what may be attended to besides."""
-    mask = ahead <= 0 if seen is None else (ahead <= 0) & seen
-    if call.window > 0:
-        mask &= ahead > -call.window
-    return grouped_sdpa(call.q, *cached, mask, call.scale) if _is_plain(call) else capped(call, *cached, mask, ahead)
-
-
-def attend_row(call: AttentionCall, row: Tensor, around: Around = nullcontext) -> Tensor:
-    """Of a chunk at position 0 one row as ``attend`` returns it, in a tensor [1, T, H, Dv] whose other rows hold anything.
-
-    ``row`` int64 [1] is its number, on the device: a graph may hold this, for chunks that are padded by whatever it is.
-    """
-    out, count = _empty(call), call.q.shape[2]
-    positions = torch.arange(count, device=row.device)[None, :]
-    seen = positions >= row - row % call.chunk if call.chunk > 0 else None
-    with around():
-        found = _masked(evolve(call, q=call.q.index_select(2, row)), _cached(call, 0, count), positions - row, seen)
-    return out.index_copy_(1, row, found.transpose(1, 2))
+        mask = ahead <= 0
+        if call.window > 0:
+            mask &= ahead > -call.window
+        if _is_plain(call):
+            found = grouped_sdpa(q, keys, values, mask, call.scale)
+        else:
+            found = capped(evolve(call, q=q), keys, values, mask, ahead)
+        out[:, at : at + step].copy_(found.transpose(1, 2))
 
 
 def _rows_at_a_time(call: AttentionCall, live: int) -> int:

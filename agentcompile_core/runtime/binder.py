@@ -21,7 +21,7 @@ from .bound_program import BoundProgram, Piece
 from .buffers import buffer_plan, without_views
 from .executables import Executables, call_key
 from .head_rows import HeadRows
-from .live import HostPosition, LiveAttention, Outside, begins, is_read_in_the_last_row, last_reads, length_of_one_row, live_nodes
+from .live import HostPosition, LiveAttention, Outside, begins, is_read_in_the_last_row, last_reads, live_nodes
 from .moving import Moving, late_values, lies_as, own_results
 from .moving_launches import MovingLaunch, enqueue, moving_launch
 from .pieces import cut, fixed_values, runs_outside
@@ -203,7 +203,7 @@ class _Binder:
         made = tuple(o for name in segment.nodes[:-1] for o in self.graph.node_by_name[name].outputs if o in node.inputs)
         before = compile_nodes(self.graph, segment.nodes[:-1], device=self.device, outputs=made, bodies=backend.body if backend else None)
         head_rows = HeadRows(ways, self.environment, before, backend)
-        call = LiveAttention(node, self.environment, self.live, head_rows, backend, outside, length_of_one_row(self.graph, node))
+        call = LiveAttention(node, self.environment, self.live, head_rows, backend, outside)
         return call.pieces(lambda: self._forget(index))
 
     def _forget(self, index: int) -> None:

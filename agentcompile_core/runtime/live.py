@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 NAME = "attention over what is cached"
 LENGTH = 2  # which input of a prompt chunk says how many of its tokens are no padding
 APPENDED = ("q", "k", "v")  # arguments that nothing reads behind the append
-ONE_OF = 4096  # rows of a chunk at position 0, from which on one of them alone attends under a mask (H200, 16x8x128: all take 120 us)
 
 
 @define
@@ -64,12 +63,6 @@ def is_read_in_the_last_row(graph: Graph, node: Node) -> bool:
     return of_length and taken["dim"] == 1
 
 
-def length_of_one_row(graph: Graph, node: Node) -> str:
-    """The input that says which row of a call of attention is read, where no other is, the chunk is at position 0 and large; else ""."""
-    one = begins(node) and graph.tokens >= ONE_OF and is_read_in_the_last_row(graph, node)
-    return graph.inputs[LENGTH] if one else ""
-
-
 @frozen(kw_only=True)
 class Outside:
     """What a call needs that attends between two graphs: ``out`` [1, T, H, Dv], where the result goes, and ``queries`` [1, H, T, D], where
@@ -91,14 +84,13 @@ class LiveAttention:
         heads: what makes its operands.
         library: the backend of the device, which may attend and merge; None: the operator's own formula.
         outside: of a call that attends between two graphs; None: a graph may hold it, and each run makes a new tensor.
-        length: of a call at position 0 that is read in one row alone, the name of how many of its tokens are no padding; "": of others.
     """
 
     def __init__(self, node: Node, environment: "Tensors", position: HostPosition, heads: HeadRows, library: "Backend | None",
-                 outside: Outside | None = None, length: str = "") -> None:
+                 outside: Outside | None = None) -> None:
         self._arguments: Mapping[str, Any] = named(node.op, node.args, dict(node.kwargs))
         self._name, self._environment, self._position = node.outputs[0], environment, position
-        self._outside, self._heads, self._length = outside, heads, length
+        self._outside, self._heads = outside, heads
         self._held: torch.Tensor | None = None  # queries between the two parts of a chunk at position 0
         self._part = library.attend if library is not None else None
         self._merged = library.merge if library is not None else None
@@ -164,15 +156,12 @@ class LiveAttention:
         """Attend at position 0; a graph may hold it."""
         import torch
 
-        from ..ops.live_attention import attend, attend_row
+        from ..ops.live_attention import attend
 
         q, self._held = self._held, None
-        call = self._call(q=q, k=q, v=q)
         with torch.no_grad():
-            if self._length:
-                self._environment[self._name] = attend_row(call, self._environment[self._length] - 1, self._around)
-            else:
-                self._environment[self._name] = attend(call, 0, part=self._part, over_all=self._over_all, around=self._around)
+            self._environment[self._name] = attend(self._call(q=q, k=q, v=q), 0, part=self._part, over_all=self._over_all,
+                                                   around=self._around)
 
     def pieces(self, dropped: Callable[[], None]) -> tuple[Piece, Piece]:
         """What appends, then what attends; ``dropped`` forgets what nothing reads any more."""
