@@ -140,9 +140,19 @@ FORMS = st.recursive(st.integers(0, 2), lambda one: st.one_of(
     st.lists(one, max_size=2).map(tuple), st.lists(one, min_size=1, max_size=2).map(tuple).map(_Memo)), max_leaves=5)
 
 
+def grown(form: Any, data: st.DataObject) -> Any:
+    """A form that is kept: what is in its memos, and in those within, may be more now."""
+    if isinstance(form, _Memo):
+        return _Memo((*(grown(one, data) for one in form.items), *data.draw(st.lists(FORMS, max_size=1))))
+    return tuple(grown(one, data) for one in form) if isinstance(form, tuple) else form
+
+
 @settings(max_examples=300, deadline=None)
-@given(FORMS, FORMS, FORMS)
-def test_forms_are_equal_both_ways_and_what_is_kept_twice_is_kept(first: Any, second: Any, third: Any) -> None:
+@given(st.data())
+def test_forms_are_equal_both_ways_and_what_is_kept_twice_is_kept(data: st.DataObject) -> None:
+    third = data.draw(FORMS)
+    second = grown(third, data) if data.draw(st.booleans()) else data.draw(FORMS)
+    first = grown(second, data) if data.draw(st.booleans()) else data.draw(FORMS)
     assert (first == second) == (second == first) and (first != second) == (second != first)
     assert keeps(first, first) and (first != second or keeps(first, second))
     assert first == second or not (keeps(first, second) and keeps(second, first))

@@ -1,16 +1,19 @@
 """Whose a file or module is: the standard library's, an installed package's, or one's own. Captures and what runs must agree on it."""
 
+import dataclasses
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from agentcompile_core.runtime import installed_packages
+from agentcompile_core.runtime import held, installed_packages
 from agentcompile_core.runtime.held import held_by
 from agentcompile_core.runtime.installed_packages import is_installed, is_own_module, is_standard_file, package_of
 from agentcompile_core.stages.capture import libraries
@@ -30,9 +33,11 @@ class Holds(nn.Module):
 def _forgotten() -> Iterator[None]:
     """What was found out about files of a test is no other one's, nor are its modules."""
     known, path = dict(sys.modules), list(sys.path)
+    libraries._folders()  # where torch really is, whatever a test says of it
     yield
-    installed_packages.package_of.cache_clear()
-    installed_packages._beside_torch.cache_clear()
+    for of_files in (installed_packages.package_of, installed_packages._beside_torch, installed_packages.standard_folders,
+                     installed_packages.is_standard_file, libraries.is_library_file):
+        of_files.cache_clear()
     sys.path[:] = path
     for name in [*sys.modules]:
         if sys.modules[name] is not known.get(name):
@@ -53,9 +58,9 @@ def imported(folder: Path, name: str) -> Any:
 def both(module: Any) -> tuple[bool, bool]:
     """Whether captures take a module for one's own, and whether what its parts hold is looked at before requests."""
     part = module.Holds()
-    held = [one.path for one in held_by(nn.Sequential(part))]
-    assert held in ([], ["0.notes"])
-    return libraries.is_foreign(type(part)), bool(held)
+    watched = [one.path for one in held_by(nn.Sequential(part))]
+    assert watched in ([], ["0.notes"])
+    return libraries.is_foreign(type(part)), bool(watched)
 
 
 @pytest.mark.parametrize(("path", "package"), [
@@ -88,6 +93,26 @@ def test_a_link_leads_to_an_installed_package_from_either_side(tmp_path: Path, i
     assert both(imported(link, "acme_linked")) == (False, False)
 
 
+@pytest.mark.parametrize("way", ["a link to its folder", "a path through a folder of packages"])
+def test_a_package_that_is_being_written_is_ones_own_wherever_it_is_imported_from(tmp_path: Path, way: str) -> None:
+    """As installers of sources leave it: what lies below the link changes as its author goes on."""
+    written, packages = tmp_path / "project" / "acme_written", tmp_path / "site-packages"
+    written.mkdir(parents=True)
+    packages.mkdir()
+    (written / "__init__.py").write_text("")
+    (written / "of.py").write_text(TEXT)
+    if way == "a link to its folder":
+        (packages / "acme_written").symlink_to(written)
+    sys.path.insert(0, str(packages if way == "a link to its folder" else packages / ".." / "project"))
+    importlib.invalidate_caches()
+    assert both(importlib.import_module("acme_written.of")) == (True, True)
+
+
+def test_a_class_that_is_made_at_run_time_is_not_the_module_that_made_it() -> None:
+    made = dataclasses.make_dataclass("Made", ["by"])
+    assert made.__module__ in ("types", __name__) and held._is_own_class(made) and not held._is_own_class(SimpleNamespace)
+
+
 @pytest.mark.parametrize("name", ["profile", "token"])
 def test_a_module_of_ones_own_may_be_called_as_one_of_the_standard_library(tmp_path: Path, name: str) -> None:
     assert both(imported(tmp_path, name)) == (True, True)
@@ -98,12 +123,26 @@ def test_modules_without_a_file_are_known_by_name() -> None:
     assert not is_own_module("torch.nn.no_such_module") and is_own_module("no_such_module")
 
 
-def test_what_a_profiler_of_the_standard_library_runs_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``python -m cProfile program.py`` leaves its own file in ``__main__``."""
-    import cProfile
+@pytest.mark.parametrize("profiler", ["cProfile", "pytest"])
+def test_what_a_profiler_runs_is_ones_own(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python -m cProfile program.py`` leaves its own file in ``__main__``, and so does one that was installed."""
+    monkeypatch.setitem(sys.modules, "__main__", importlib.import_module(profiler))
+    program = SimpleNamespace()
+    exec(TEXT, namespace := {"__name__": "__main__"})
+    program.Holds = namespace["Holds"]
+    assert both(program) == (True, True) and not is_own_module(profiler)
 
-    monkeypatch.setitem(sys.modules, "__main__", cProfile)
-    assert is_own_module("__main__") and not is_own_module("cProfile")
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_standard_library_that_is_imported_from_an_archive_is_one(tmp_path: Path, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
+    monkeypatch.setattr(os, "__file__", str(tmp_path / "python.zip" / "os.py"))
+    installed_packages.standard_folders.cache_clear()
+    installed_packages.is_standard_file.cache_clear()
+    archive = tmp_path / "python.zip"
+    monkeypatch.setitem(sys.modules, "random", SimpleNamespace(__file__=str(archive / "random.py")))
+    monkeypatch.setitem(sys.modules, "acme_app", SimpleNamespace(__file__=str((archive if frozen else tmp_path) / "acme_app.py")))
+    assert not is_own_module("random") and is_own_module("acme_app")
 
 
 def test_files_of_the_standard_library(tmp_path: Path) -> None:
@@ -115,7 +154,10 @@ def test_a_folder_of_any_name_that_torch_was_installed_into(tmp_path: Path, monk
     """What an installer recorded there was installed; a program that lies beside it is one's own."""
     record = tmp_path / "acme_recorded-1.0.dist-info" / "RECORD"
     record.parent.mkdir()
-    record.write_text("acme_recorded.py,,\nacme_recorded-1.0.dist-info/RECORD,,\n")
+    record.write_text("acme_recorded.py,,\n\nacme_recorded-1.0.dist-info/RECORD,,\n")
+    sources = tmp_path / "torch.egg-info" / "SOURCES.txt"  # of a checkout: what a distribution of sources would hold
+    sources.parent.mkdir()
+    sources.write_text("\nacme_handler.py\n")
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     installed_packages._beside_torch.cache_clear()
     assert both(imported(tmp_path, "acme_recorded")) == (False, False)

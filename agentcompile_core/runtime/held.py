@@ -6,6 +6,7 @@ Of parts of one's own classes and of torch's layers: those of other packages kee
 import enum
 import pathlib
 import sys
+import types
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -126,7 +127,8 @@ def _is_own_class(kind: type) -> bool:
     """Whether no installed package, and not this one, defines it."""
     known = _own_classes.get(kind)
     if known is None:
-        known = _own_classes[kind] = is_own_module(kind.__module__)
+        made_at_run_time = kind.__module__ == "types" and getattr(types, kind.__name__, None) is not kind  # as of make_dataclass
+        known = _own_classes[kind] = made_at_run_time or is_own_module(kind.__module__)
     return known
 
 

@@ -1,5 +1,6 @@
 """Which files belong to the standard library and to installed packages, and which modules are one's own: for captures and for what runs."""
 
+import csv
 import os
 import sys
 import sysconfig
@@ -12,9 +13,10 @@ _LIBRARIES = ("torch", "transformers", "peft", "accelerate")  # wherever they li
 
 
 @cache
-def standard_folder() -> str:
-    """Where the standard library really lies, with a separator at the end."""
-    return os.path.join(os.path.realpath(sysconfig.get_path("stdlib")), "")
+def standard_folders() -> tuple[str, ...]:
+    """Where the standard library really lies, with a separator at the end: its sources, and the archive that it may be imported from."""
+    found = (sysconfig.get_path("stdlib"), *(() if _is_frozen() else (os.path.dirname(os.__file__),)))
+    return tuple(dict.fromkeys(os.path.join(os.path.realpath(folder), "") for folder in found))
 
 
 @cache
@@ -23,7 +25,7 @@ def is_standard_file(path: str) -> bool:
     if path.startswith("<"):  # no file: a path of it would lie in whatever folder is the current one
         return path.startswith("<frozen ")
     real = os.path.realpath(path)
-    return real.startswith(standard_folder()) and not is_installed(real)
+    return real.startswith(standard_folders()) and not is_installed(real)
 
 
 def is_installed(path: str) -> bool:
@@ -35,36 +37,48 @@ def is_installed(path: str) -> bool:
 def package_of(path: str) -> str:
     """The folder or file in a folder of installed packages that a source file belongs to; empty: it was not installed.
 
-    Either where it was imported from counts, or what lies there: installers make links to what they keep elsewhere.
+    Either where it was imported from counts, or what lies there: installers make links to what they keep elsewhere. A package whose folder
+    is a link counts by what it leads to: installers that leave a package where it is being written make such links.
     """
     if not path or path.startswith("<"):
         return ""
-    return _package_in(path) or _package_in(os.path.realpath(path))
+    path = os.path.abspath(path)
+    name, place = _package_in(path)
+    is_elsewhere = bool(place) and os.path.islink(place) and os.path.isdir(place)
+    return name if name and not is_elsewhere else _package_in(os.path.realpath(path))[0]
 
 
 def is_own_module(name: Any) -> bool:
     """Whether the module that a class says it is of belongs to no installed package, not to the standard library and not to this one.
 
-    A file of one's own may be called as a module of the standard library is; what has no file is known by its name.
+    A file of one's own may be called as a module of the standard library is; what has no file, or lies in an application's archive, is
+    known by its name. A profiler runs one's program under the name ``__main__``, which it has itself.
     """
+    if name == "__main__":
+        return True
     root = name.partition(".")[0] if isinstance(name, str) else "builtins"
     if root in _LIBRARIES or root.startswith("agentcompile_"):
         return False
     path = getattr(sys.modules.get(name), "__file__", None)
-    if path is None:
-        return root not in sys.stdlib_module_names
-    is_standard = is_standard_file(path) and root != "__main__"  # a profiler runs one's program under the name that it has itself
-    return not is_standard and not is_installed(path)
+    if path is None or _is_frozen():
+        return root not in sys.stdlib_module_names and not (path and is_installed(path))
+    return not is_standard_file(path) and not is_installed(path)
 
 
-def _package_in(path: str) -> str:
+def _is_frozen() -> bool:
+    """Whether this is an application that brings its modules along, in one folder or archive."""
+    return bool(getattr(sys, "frozen", False))
+
+
+def _package_in(path: str) -> tuple[str, str]:
+    """The package of a path by the folders in it, and where that lies; empty: of none, or by what was recorded beside torch."""
     parts = path.replace("\\", "/").split("/")
     for at in reversed(range(len(parts) - 1)):
         if parts[at] in _FOLDERS:
-            return parts[at + 1]
+            return parts[at + 1], "/".join(parts[: at + 2])
     folder, recorded = _beside_torch()
     found = path.removeprefix(folder).partition(os.sep)[0] if path.startswith(folder) else ""
-    return found if found in recorded else ""
+    return (found if found in recorded else ""), ""
 
 
 @cache
@@ -77,4 +91,5 @@ def _beside_torch() -> tuple[str, frozenset[str]]:
 
     folder = os.path.dirname(os.path.dirname(os.path.abspath(str(torch.__file__))))
     found = () if os.path.basename(folder) in _FOLDERS else distributions(path=[folder])
-    return os.path.join(folder, ""), frozenset(file.parts[0] for one in found for file in one.files or ())
+    recorded = (row[0] for one in found for row in csv.reader((one.read_text("RECORD") or "").splitlines()) if row and row[0])
+    return os.path.join(folder, ""), frozenset(name.replace("\\", "/").partition("/")[0] for name in recorded)

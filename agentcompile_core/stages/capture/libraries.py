@@ -11,7 +11,7 @@ import numpy
 import torch
 import transformers
 
-from ...runtime.installed_packages import is_installed, is_standard_file, package_of, standard_folder
+from ...runtime.installed_packages import is_installed, is_standard_file, package_of, standard_folders
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 _HEAP_TYPE = 1 << 9
@@ -37,6 +37,8 @@ def is_library_module(name: str) -> bool:
     """Whether the imported module ``name`` is a library's; one of C counts by its package."""
     if name in _NAMES or name == "builtins":
         return True
+    if name == "__main__":
+        return False  # a profiler runs one's program under the name that it has itself
     module = sys.modules.get(name)
     path = getattr(module, "__file__", None)
     root = name.partition(".")[0]
@@ -61,7 +63,7 @@ def is_library_class(cls: type) -> bool:
 def code_name(code: CodeType) -> str:
     """Where in its library a function was written: file and qualified name."""
     path = code.co_filename if code.co_filename.startswith("<") else os.path.realpath(code.co_filename)
-    folder = next((f for f in (*_folders(), standard_folder()) if path.startswith(f)), "")
+    folder = next((f for f in (*_folders(), *standard_folders()) if path.startswith(f)), "")
     root = os.path.basename(os.path.dirname(folder)) if folder in _folders() else ""
     return f"{root}/{path.removeprefix(folder)}:{code.co_qualname}"
 
@@ -99,7 +101,8 @@ def is_foreign(value: Any) -> bool:
     if type(value) is FunctionType:
         return not is_library_function(value) and not is_installed(value.__code__.co_filename)
     name = (value if isinstance(value, type) else type(value)).__module__
-    return not is_library_module(name) and not is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
+    path = "" if name == "__main__" else getattr(sys.modules.get(name), "__file__", None) or ""
+    return not is_library_module(name) and not is_installed(path)
 
 
 def of_another_package(value: Any, module: ModuleType) -> bool:

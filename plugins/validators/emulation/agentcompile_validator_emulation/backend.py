@@ -94,10 +94,11 @@ class EmulationBackend(Backend):
         return None
 
     def compiler(self) -> str:
-        """The compiler's version line and the digest of the emulator's own source."""
+        """The compiler's version line and the digests of the CUDA headers and of the emulator's own source."""
         if isinstance(self.available(), Reject):
             return "none"
-        return f"{find_toolchain(self.settings.compiler).version}, emulator {runtime_digest()[:12]}"
+        toolchain = find_toolchain(self.settings.compiler)
+        return f"{toolchain.version}, headers {toolchain.headers[:12]}, emulator {runtime_digest()[:12]}"
 
     def control(self, defect: str) -> StepSource:
         """The CUDA control."""

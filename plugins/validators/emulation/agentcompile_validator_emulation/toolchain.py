@@ -64,12 +64,18 @@ def _cuda_includes() -> tuple[Path, ...]:
         "nvidia-cuda-crt and nvidia-cuda-cccl with cuda-pathfinder, or set CUDA_HOME to a CUDA toolkit")
 
 
+# Of a toolkit; its folder may be one that all headers of a system lie in.
+_HEADER_FOLDERS = ("crt", "nv", "cuda", "cooperative_groups", "cub", "thrust")
+
+
 def _digest_of(includes: tuple[Path, ...]) -> str:
     """SHA-256 of the CUDA headers, wherever they lie: what one environment built is of use to the next one with the same headers."""
     digest = hashlib.sha256()
     for folder in includes:
-        names = (name for pattern in ("*.h", "*.hpp", "crt/*", "nv/**/*") for name in folder.glob(pattern))
-        for path in sorted(name for name in names if name.is_file()):
+        beside = (name for pattern in ("*.h", "*.hpp") for name in folder.glob(pattern))
+        places = (place for one in _HEADER_FOLDERS for place in os.walk(folder / one, followlinks=True))
+        below = (Path(place) / name for place, _, names in places for name in names)
+        for path in sorted(name for name in (*beside, *below) if name.is_file()):
             contents = path.read_bytes()
             digest.update(f"{path.relative_to(folder)} {len(contents)}\0".encode() + contents)
     return digest.hexdigest()
