@@ -136,7 +136,7 @@ __device__ __forceinline__ void multiply(const Head::Slice (&query)[group], cons
 extern "C" __global__ void __launch_bounds__(Plan::threads, Plan::parts > 1 ? 1 : 0)
 attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_norm, const Plan::T* k_norm,
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
-                 const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
+                 const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int capacity,
                  float scale, float norm_eps, int window, float softcap) {
   __shared__ __align__(16) float warp_outputs[warps][group * value_dim];
   __shared__ float2 warp_states[warps][group];
@@ -144,7 +144,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ Parts parts;
 
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
-                          kv_heads, capacity, scale, norm_eps, window, softcap};
+                          capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
   parts.open();
   const int lane = threadIdx.x % lanes;
@@ -160,8 +160,6 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     Head::load(k_weight, k_norm, lane);
   }
 
-  const long long key_row = static_cast<long long>(kv_heads) * head_dim;
-  const long long value_row = static_cast<long long>(kv_heads) * value_dim;
   T* key_base = k_cache + kv_head * head_dim;
   T* value_base = v_cache + kv_head * value_dim;
   const int attended = Plan::has_window ? window : 0;
@@ -273,5 +271,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
     running.store(warp_outputs[warp], warp_states[warp], lane);
   }
 
-  merge(operands, share, span.active, warp_outputs, Buffers{warp_states, parts, &last});
+  merge(operands, share, span.active, WarpOutputs{warp_outputs}, Buffers{warp_states, parts, &last});
 }

@@ -58,7 +58,7 @@ class AttentionFamily(TemplateFamily):
 
     Three templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type), and with mma.m16n8k16 for fp16 and bf16
     ``attention_tensor.cu`` (``path=tensor``, K and V in registers) and ``attention_staged.cu`` (``path=staged``, in shared
-    memory; ``path=mixed``, of a warp's first step in registers besides). Splits merge through global memory and a counter
+    memory; ``path=paired``, of which a warp takes two steps at once). Splits merge through global memory and a counter
     (``merge=global``) or through the shared memory of a thread-block cluster (sm_90), by stores and a cluster barrier
     (``merge=cluster``) or by messages whose bytes the block that
     finishes an output waits for (``merge=message``). With ``early_kv`` the first tiles of K and V are loaded before the
@@ -67,7 +67,7 @@ class AttentionFamily(TemplateFamily):
     """
 
     name = "attention"
-    version = 5
+    version = 6
 
     def accepts(self, match: Match, target: Target) -> Literal[True] | Reject:
         """True for one sequence in one floating point type whose heads and rotary halves are whole 16-byte vectors."""
@@ -104,7 +104,7 @@ class AttentionFamily(TemplateFamily):
         constants: dict[str, bool | int | float] = {
             "threads": warps * WARP, "head_dim": shape.head_dim, "value_dim": shape.value_dim,
             "rotary_dim": _rotary_dim(match), "interleaved": match.flag("interleaved"),
-            "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group,
+            "group": shape.block_heads, "parts": shape.parts, "kv_group": shape.group, "kv_heads": shape.kv_heads,
             "lanes": schedule.integer("lanes"), "unroll": 1 if path in STAGED_PATHS else unroll, "qk_norm": _norm(match), "pdl": pdl,
             "early_kv": bool(schedule["early_kv"]), "cluster": cluster, "messages": schedule["merge"] == "message",
             "has_window": match.integer("window", 0) > 0, "chunk": match.integer("chunk", 0),
@@ -113,7 +113,7 @@ class AttentionFamily(TemplateFamily):
         if tensor:
             constants["terms"] = WEIGHT_TERMS
         if path in STAGED_PATHS:
-            constants |= {"stages": unroll, "holds_first": path == "mixed"}
+            constants |= {"stages": unroll, "together": 2 if path == "paired" else 1}
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, shape.parts), block=(warps * WARP, 1, 1), pdl=pdl,
                         cluster=max(1, cluster), shared_bytes=stage_bytes(shape, schedule), arguments=_arguments(match, shape))
         source = make_source(
@@ -200,8 +200,7 @@ def _periods(schedule: Schedule) -> tuple[int, ...]:
     """Positions of a block's tile, of one tile of every split, and of as many of these as there are stages."""
     splits, warps, lanes, unroll = (schedule.integer(name) for name in ("splits", "warps", "lanes", "unroll"))
     tile = tile_of(str(schedule["path"]), warps, lanes, unroll)
-    rounds = unroll + (schedule["path"] == "mixed")  # in flight
-    return (tile, tile * splits, *([tile * splits * rounds] if schedule["path"] in STAGED_PATHS else []))
+    return (tile, tile * splits, *([tile * splits * unroll] if schedule["path"] in STAGED_PATHS else []))
 
 
 def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
@@ -212,7 +211,6 @@ def _arguments(match: Match, shape: Shape) -> tuple[KernelArgument, ...]:
         pointer("out", Role.OUTPUT, shape.dtype, Access.WRITE),
         pointer("workspace", Role.WORKSPACE, DType.F32, Access.READ_WRITE),
         pointer("counters", Role.WORKSPACE, DType.I32, Access.READ_WRITE),
-        i32("kv_heads", shape.kv_heads),
         i32("capacity", shape.capacity),
         f32("scale", match.number("scale")),
         f32("norm_eps", match.number("norm_eps", 0.0)),

@@ -1,93 +1,90 @@
-// Decode attention of one layer in one launch, tensor cores (tensor_steps.cuh) over K and V that wait in shared memory: q/k RMS
+// Decode attention of one layer in one launch, tensor cores (staged_steps.cuh) over K and V that wait in shared memory: q/k RMS
 // norm, RoPE, append of the new position, split-KV softmax with GQA packing, merge. The same operands, layouts and grid as
 // attention.cu; fp16 and bf16, up to eight query heads per block: a KV head's, or one part of them (decode_attention.cuh).
 //
 // Each warp streams its own positions, 16 at a time, through Plan::stages stages by cp.async: it waits for its own copies only,
-// and no barrier of the block is between two steps. Stage: K [16, D], then V [16, Dv], in 16-byte vectors; where a row is a whole
-// number of 128 bytes, vectors are exchanged within them (`place`) so that the lanes that read together read from different banks.
-// A thread holds one step in registers whatever is in flight, so the blocks of the kernels in front and behind fit beside this
-// one on an SM, and their loads and its own overlap. Wins where a split has many positions: thousands of them in all.
+// and no barrier of the block is between two steps. Stage: K [16, D], then V [16, Dv], in 16-byte vectors whose places within a
+// row are such that what is read or written at once lies in different banks (`place`). A thread holds one step in registers
+// whatever is in flight, so the blocks of the kernels in front and behind fit beside this one on an SM, and their loads and its
+// own overlap. Wins where a split has many positions: thousands of them in all.
 //
-// Plan::holds_first: the first step of each warp waits in registers, besides those in the stages: one more in flight in as much shared
-// memory. Wins by 2 to 3 % where a split has one round more than stages hold, which would wait behind q; slower elsewhere.
-#include "tensor_steps.cuh"
+// Plan::together: how many of its steps, in as many stages, a warp takes at once. Alone on its scheduler it waits for the tensor cores, for
+// the other lanes and for shared memory once for all of them.
+#include "staged_steps.cuh"
 
 namespace {
 
 constexpr int stages = Plan::stages;
 constexpr int tile = warps * step;  // positions per block and round
-constexpr int stage_vectors = step * (KeyHead::head_vectors + ValueHead::head_vectors);
+constexpr int turns = stages / together;  // of all stages; one is what a warp takes at once
+constexpr int warp_vectors = stages * stage_vectors > output_vectors ? stages * stage_vectors : output_vectors;  // of a warp's memory
+static_assert(stages % together == 0, "stages are taken all at once or not at all");
 
-// Where a vector of a row of a stage lies. Lanes that read in one phase have positions that differ in `Bits` bits from the
-// `First`-th on, and 8 / 2^Bits neighbouring vectors.
-template <class Head, int First, int Bits> __device__ __forceinline__ int place(int position, int vector) {
-  constexpr int each = 8 >> Bits;
-  if constexpr (Head::head_vectors % 8 != 0) return position * Head::head_vectors + vector;
-  return position * Head::head_vectors + (vector ^ (position >> First & ((1 << Bits) - 1)) * each);
-}
-__device__ __forceinline__ int key_place(int position, int vector) { return place<KeyHead, 0, 1>(position, vector); }
-__device__ __forceinline__ int value_place(int position, int vector) {
-  return step * KeyHead::head_vectors + place<ValueHead, 1, 2>(position, vector);
-}
-
-template <bool Value> struct Bool { static constexpr bool value = Value; };
-
-// The stages of one warp. Every call is made by whole warps.
+// The stages of one warp. Every call is made by whole warps. `stride`: from one step of the warp to its next one, in positions.
 struct Stream {
   Vector* memory;  // of this warp
-  const T* keys;
-  const T* values;
-  long long key_row;
-  long long value_row;
+  T* keys;
+  T* values;
   int lane;
 
-  __device__ __forceinline__ Vector* stage(int number) const { return memory + number * stage_vectors; }
-
-  // Copies one of `Head`'s matrices of the step that begins at `base`; rows that are not cached become zero.
-  template <class Head, bool Settled, class Place>
-  __device__ __forceinline__ void copy(Vector* to, const T* from, long long row, int base, const ac::Span& span, Place placed) const {
-    constexpr int each = Head::head_vectors, at_once = ac::warp_size / each;  // rows
-    if constexpr (ac::warp_size % each == 0 && at_once <= step) {  // a lane has one vector of every row it copies: nothing but the row moves on
-      const int first = lane / each, vector = lane % each;
-      const T* source = from + (base + first) * row + vector * Vector::size;
-#pragma unroll
-      for (int turn = 0; turn < step / at_once; ++turn) {
-        const int position = first + turn * at_once;
-        copy16<Settled>(to + placed(position, vector), source, span.is_cached(base + position));
-        source += at_once * row;
-      }
+  // Copies one of the matrices of the step that begins at `base`; rows that are not cached become zero.
+  template <int Vectors, long long Row, bool Settled>
+  __device__ __forceinline__ void copy(Vector* to, const T* from, int base, const ac::Span& span) const {
+    constexpr int at_once = ac::warp_size / Vectors;  // rows
+    if constexpr (ac::warp_size % Vectors == 0 && at_once <= step) {  // a lane has one vector of every row it copies
+      const int first = lane / Vectors, vector = lane % Vectors;
+      copy_rows<Vectors, Row, Settled, 0>(to + place<Vectors>(first, vector), from + (base + first) * Row + vector * Vector::size, base + first, span);
     } else {
-      constexpr int vectors = step * each;
+      constexpr int vectors = step * Vectors;
 #pragma unroll
       for (int first = 0; first < vectors; first += ac::warp_size) {
-        const int number = first + lane, position = number / each, vector = number % each;
+        const int number = first + lane, position = number / Vectors, vector = number % Vectors;
         if (vectors % ac::warp_size != 0 && number >= vectors) continue;
-        copy16<Settled>(to + placed(position, vector), from + (base + position) * row + vector * Vector::size, span.is_cached(base + position));
+        ac::cp_async16_zero_fill_from<0, Settled>(to + place<Vectors>(position, vector), from + (base + position) * Row + vector * Vector::size,
+                                                  span.is_cached(base + position));
       }
     }
   }
 
-  // Nothing is read where nothing is wanted, wherever the source points.
-  template <bool Settled> static __device__ __forceinline__ void copy16(Vector* to, const T* source, bool wanted) {
-    if constexpr (Settled) {
-      ac::cp_async16_zero_fill_settled(to, source, wanted);
-    } else {
-      ac::cp_async16_zero_fill(to, source, wanted);
-    }
+  // Of every row of a lane from the one on that lies `Rows` behind its first: nothing but the row moves on, and what is exchanged in it.
+  template <int Vectors, long long Row, bool Settled, int Rows>
+  __device__ __forceinline__ void copy_rows(Vector* to, const T* from, int position, const ac::Span& span) const {
+    ac::cp_async16_zero_fill_from<static_cast<int>(Rows * Row * sizeof(T)), Settled>(
+        turned(to, exchange<Vectors>(Rows)) + Rows * Vectors, from, span.is_cached(position + Rows));
+    constexpr int next = Rows + ac::warp_size / Vectors;
+    if constexpr (next < step) copy_rows<Vectors, Row, Settled, next>(to, from, position, span);
   }
 
-  // One group of copies, also where nothing is left to copy: the waits count groups.
-  template <bool Settled> __device__ __forceinline__ void fill(int number, int base, const ac::Span& span) const {
+  // One group of copies, also where nothing is left to copy: the waits count groups. What of it lies behind the length becomes zero.
+  template <bool Settled> __device__ __forceinline__ void fill(int turn, int base, int stride, const ac::Span& span) const {
     if (base < span.length) {
-      copy<KeyHead, Settled>(stage(number), keys, key_row, base, span, key_place);
-      copy<ValueHead, Settled>(stage(number), values, value_row, base, span, value_place);
+#pragma unroll
+      for (int u = 0; u < together; ++u) {
+        Vector* to = memory + (turn * together + u) * stage_vectors;
+        copy<key_vectors, key_row, Settled>(to, keys, base + u * stride, span);
+        copy<value_vectors, value_row, Settled>(to + step * key_vectors, values, base + u * stride, span);
+      }
     }
     ac::cp_async_commit();
   }
 
   template <bool Settled> __device__ __forceinline__ void fill_all(int start, int stride, const ac::Span& span) const {
 #pragma unroll
-    for (int number = 0; number < stages; ++number) fill<Settled>(number, start + number * stride, span);
+    for (int turn = 0; turn < turns; ++turn) fill<Settled>(turn, start + turn * together * stride, stride, span);
+  }
+
+  // The new position, from where it was prepared, into its place in a stage and, where this part of the heads does that, in the caches.
+  __device__ __forceinline__ void take_new(Vector* stage, int offset, int position, bool appends, const Vector (&new_key)[key_vectors],
+                                           const Vector (&new_value)[value_vectors]) const {
+    for (int vector = lane; vector < key_vectors; vector += ac::warp_size) {
+      stage[key_place(offset, vector)] = new_key[vector];
+      if (appends) new_key[vector].store(keys + position * key_row + vector * Vector::size);
+    }
+    for (int vector = lane; vector < value_vectors; vector += ac::warp_size) {
+      stage[value_place(offset, vector)] = new_value[vector];
+      if (appends) new_value[vector].store(values + position * value_row + vector * Vector::size);
+    }
+    __syncwarp();
   }
 
   // Nothing is on its way any more.
@@ -101,59 +98,47 @@ struct Stream {
 // blocks of the kernel in front from being on the SM as well.
 struct StageOutputs {
   Vector* memory;
-  static_assert(group * value_dim * sizeof(float) <= stages * stage_vectors * sizeof(Vector), "a warp's outputs fit into its stages");
-  __device__ __forceinline__ float* operator[](int warp) const { return reinterpret_cast<float*>(memory + warp * stages * stage_vectors); }
+  __device__ __forceinline__ float* team(int number) const { return reinterpret_cast<float*>(memory + number * warp_vectors); }
+  __device__ __forceinline__ float of(int warp, unsigned i) const { return team(warp)[output_place(i / value_dim, i % value_dim)]; }
 };
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Plan::threads)
+extern "C" __global__ void __launch_bounds__(Plan::threads, together > 1)
 attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_norm, const Plan::T* k_norm,
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
-                 const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
+                 const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int capacity,
                  float scale, float norm_eps, int window, float softcap) {
   __shared__ float2 warp_states[warps][group];
-  __shared__ Vector queries[group][KeyHead::head_vectors];
-  __shared__ Vector new_key[KeyHead::head_vectors];
-  __shared__ Vector new_value[ValueHead::head_vectors];
+  __shared__ Vector queries[group][key_vectors];
+  __shared__ Vector new_key[key_vectors];
+  __shared__ Vector new_value[value_vectors];
   __shared__ bool last;
   __shared__ Parts parts;
   AC_DYNAMIC_SHARED(Vector, memory);
 
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
-                          kv_heads, capacity, scale, norm_eps, window, softcap};
+                          capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
   const long long hint = Plan::early_kv ? ac::load_hint(position) : 0;  // first of all: where K and V are read depends on it
   parts.open();
   const int warp = threadIdx.x / ac::warp_size, lane = threadIdx.x % ac::warp_size;
-  const int row = lane / 4, column = lane % 4;
-  const int split = blockIdx.x, splits = gridDim.x, stride = splits * tile;
+  const int row = lane / 4, column = lane % 4;  // of a fragment
+  const int split = blockIdx.x, splits = split_count(), stride = splits * tile;
   const int kv_head = blockIdx.y;
   const Share share{kv_head};
 
   NewHeads<false> heads;
   heads.fetch_weights(q_norm, k_norm);
 
-  const Rows rows{k_cache + kv_head * head_dim, v_cache + kv_head * value_dim, static_cast<long long>(kv_heads) * head_dim,
-                  static_cast<long long>(kv_heads) * value_dim, row, column};
-  const Stream stream{memory + warp * stages * stage_vectors, rows.keys, rows.values, rows.key_row, rows.value_row, lane};
+  const Stream stream{memory + warp * warp_vectors, k_cache + kv_head * head_dim, v_cache + kv_head * value_dim, lane};
+  const Fragments fragments(stream.memory, lane);
   const int attended = Plan::has_window ? window : 0;
   ac::Span span;
   auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
-  Keys keys;
-  Values values;
-  auto fetch = [&](auto settled) {
-    constexpr bool is_settled = decltype(settled)::value;
-    const int start = start_of(span);
-    if constexpr (Plan::holds_first) {
-      rows.load_keys<is_settled>(keys, start, span);
-      rows.load_values<is_settled>(values, start, span);
-    }
-    stream.fill_all<is_settled>(start + (Plan::holds_first ? stride : 0), stride, span);
-  };
   if constexpr (Plan::early_kv) {
     span = ac::span_of<tile, Plan::chunk>(hint, capacity, attended, splits);
-    fetch(Bool<true>{});
+    stream.fill_all<true>(start_of(span), stride, span);
   }
   parts.opened();
   ac::grid_dependency_wait();
@@ -163,7 +148,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   if (!Plan::early_kv || new_position != span.position) {
     if constexpr (Plan::early_kv) stream.drain();
     span = ac::span_of<tile, Plan::chunk>(new_position, capacity, attended, splits);
-    if (split < span.active) fetch(Bool<false>{});
+    if (split < span.active) stream.fill_all<false>(start_of(span), stride, span);
   }
   if (split >= span.active) {
     if constexpr (Plan::early_kv) stream.drain();
@@ -172,75 +157,39 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   parts.expect(span.active);
 
   heads.finish(queries, new_key, new_value, norm_eps);
-  const bool owner = share.appends() && (span.position - span.first) / tile % splits == split && span.position < capacity;
-  if (owner && threadIdx.x < KeyHead::head_vectors) {  // append
-    new_key[threadIdx.x].store(k_cache + kv_head * head_dim + span.position * stream.key_row + threadIdx.x * Vector::size);
-  }
-  if (owner && threadIdx.x < ValueHead::head_vectors) {
-    new_value[threadIdx.x].store(v_cache + kv_head * value_dim + span.position * stream.value_row + threadIdx.x * Vector::size);
-  }
-  KeyHead::Packed query;
-#pragma unroll
-  for (int j = 0; j < KeyHead::vectors; ++j) {
-    query[j] = Vector::zero();
-    if (row < group && KeyHead::inside(column + 4 * j)) query[j] = queries[row][column + 4 * j];
-  }
-
-  const Scaling scaling(scale, softcap, share.first_head() + row, row < group);
+  Query query;
+  read_query(queries, lane, query);
+  const Scaling scaling(scale, softcap, share, column);
   Running running;
   running.clear();
-  int number = 0;  // of the stage
-  bool held = Plan::holds_first;  // this step waits in registers
+  int turn = 0;
 #pragma unroll 1
-  for (int base = start_of(span); base < span.length; base += stride) {
-    Vector* stage = stream.stage(number);
-    if (held) {
-      rows.take_new(keys, values, base, span, capacity, new_key, new_value);
-    } else {
-      ac::cp_async_wait<stages - 1>();
-      __syncwarp();
-      const int offset = span.position - base;
-      if (offset >= 0 && offset < step && span.position < capacity) {  // the new position is copied from where it was prepared
-        for (int vector = lane; vector < KeyHead::head_vectors; vector += ac::warp_size) stage[key_place(offset, vector)] = new_key[vector];
-        for (int vector = lane; vector < ValueHead::head_vectors; vector += ac::warp_size) {
-          stage[value_place(offset, vector)] = new_value[vector];
-        }
-        __syncwarp();
-      }
+  for (int base = start_of(span); base < span.length; base += together * stride) {
+    const int behind = turn * together * stage_vectors;
+    ac::cp_async_wait<turns - 1>();
+    __syncwarp();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int j = 0; j < KeyHead::vectors; ++j) {
-          keys[0][half][j] = Vector::zero();
-          if (KeyHead::inside(column + 4 * j)) keys[0][half][j] = stage[key_place(half * 8 + row, column + 4 * j)];
-        }
+    for (int u = 0; u < together; ++u) {
+      const int offset = span.position - (base + u * stride);
+      if (offset >= 0 && offset < step && span.position < capacity) {
+        stream.take_new(stream.memory + behind + u * stage_vectors, offset, span.position, share.appends(), new_key, new_value);
       }
     }
     Scores scores;
-    multiply(query, keys, scores);
-    scaling.apply(scores, base, span.position, column);
-    running.weigh(scores, base, span.length, column);
-    if (!held) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+    for (int u = 0; u < together; ++u) {
+      multiply(query, fragments, behind + u * stage_vectors, scores[u]);
+      scaling.apply(scores[u], base + u * stride + row - span.position);
+    }
+    running.weigh(scores, span.length, base == start_of(span), [&](int u, int i) { return base + u * stride + row + i / 2 * 8; });
 #pragma unroll
-        for (int j = 0; j < ValueHead::vectors; ++j) {
-          values[0][i][j] = Vector::zero();
-          if (ValueHead::inside(row + 8 * j)) values[0][i][j] = stage[value_place(position_in_step(i, column), row + 8 * j)];
-        }
-      }
-    }
-    running.add(scores, values);
-    if (held) {
-      held = false;
-      continue;
-    }
-    __syncwarp();  // all lanes have read the stage
-    stream.fill<false>(number, base + stages * stride, span);
-    number = number + 1 == stages ? 0 : number + 1;
+    for (int u = 0; u < together; ++u) running.add(scores[u], fragments, behind + u * stage_vectors);
+    __syncwarp();  // all lanes have read the stages
+    stream.fill<false>(turn, base + stages * stride, stride, span);
+    turn = turn + 1 == turns ? 0 : turn + 1;
   }
-  StageOutputs outputs{memory};
-  running.store(outputs[warp], warp_states[warp], row, column);
+  const StageOutputs outputs{memory};
+  running.store(outputs.team(warp), warp_states[warp], row, column);
 
   merge(operands, share, span.active, outputs, Buffers{warp_states, parts, &last});
 }

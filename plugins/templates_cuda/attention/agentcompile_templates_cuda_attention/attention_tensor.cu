@@ -15,7 +15,7 @@ constexpr int tile = warps * step * unroll;  // positions per block and round
 extern "C" __global__ void __launch_bounds__(Plan::threads)
 attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Plan::T* q_norm, const Plan::T* k_norm,
                  const Plan::T* cos, const Plan::T* sin, Plan::T* k_cache, Plan::T* v_cache, const long long* position,
-                 const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int kv_heads, int capacity,
+                 const Plan::Sink* sinks, Plan::T* out, float* workspace, unsigned int* counters, int capacity,
                  float scale, float norm_eps, int window, float softcap) {
   __shared__ __align__(16) float warp_outputs[warps][group * value_dim];
   __shared__ float2 warp_states[warps][group];
@@ -26,7 +26,7 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   __shared__ Parts parts;
 
   const Operands operands{q, k, v, q_norm, k_norm, cos, sin, k_cache, v_cache, position, sinks, out, workspace, counters,
-                          kv_heads, capacity, scale, norm_eps, window, softcap};
+                          capacity, scale, norm_eps, window, softcap};
   if (Plan::pdl) ac::launch_dependents();
   const long long hint = Plan::early_kv ? ac::load_hint(position) : 0;  // first of all: where K and V are read depends on it
   parts.open();
@@ -41,15 +41,13 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   NewHeads<true> heads;
   heads.fetch_weights(q_norm, k_norm);
 
-  const long long key_row = static_cast<long long>(kv_heads) * head_dim;
-  const long long value_row = static_cast<long long>(kv_heads) * value_dim;
   T* key_base = k_cache + kv_head * head_dim;
   T* value_base = v_cache + kv_head * value_dim;
   const int attended = Plan::has_window ? window : 0;
   ac::Span span;
   Keys keys;
   Values values;
-  const Rows rows{key_base, value_base, key_row, value_row, row, column};
+  const Rows rows{key_base, value_base, row, column};
   auto start_of = [&](const ac::Span& of) { return of.first + split * tile + warp * step; };  // of this warp
 
   if constexpr (Plan::early_kv) {
@@ -108,5 +106,5 @@ attention_kernel(const Plan::T* q, const Plan::T* k, const Plan::T* v, const Pla
   }
   running.store(warp_outputs[warp], warp_states[warp], row, column);
 
-  merge(operands, share, span.active, warp_outputs, Buffers{warp_states, parts, &last});
+  merge(operands, share, span.active, WarpOutputs{warp_outputs}, Buffers{warp_states, parts, &last});
 }

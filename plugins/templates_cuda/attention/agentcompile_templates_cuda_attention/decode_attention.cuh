@@ -21,6 +21,9 @@ constexpr int value_dim = Plan::value_dim;  // of V and the output
 constexpr int group = Plan::group;    // query heads of a block: those of a KV head, or of one part of them
 constexpr int unroll = Plan::unroll;  // positions (lanes) or 16-position steps (tensor) in flight
 constexpr int warps = Plan::threads / ac::warp_size;
+constexpr int kv_heads = Plan::kv_heads;
+constexpr long long key_row = static_cast<long long>(kv_heads) * head_dim;  // elements from one cached position to the next
+constexpr long long value_row = static_cast<long long>(kv_heads) * value_dim;
 constexpr float log2_e = 1.4426950408889634f;
 
 // What a block serves: `group` query heads of one KV head. Where the heads of a KV head do not fill its parts, the last part
@@ -55,7 +58,6 @@ struct Operands {
   T* out;
   float* workspace;
   unsigned int* counters;
-  int kv_heads;
   int capacity;
   float scale;
   float norm_eps;
@@ -70,6 +72,13 @@ template <bool Messages> struct PartsOf { using Type = ac::ClusterParts<Plan::cl
 template <> struct PartsOf<true> { using Type = ac::MessageParts<Plan::cluster, group, value_dim>; };
 using Parts = PartsOf<Plan::messages>::Type;
 
+// The outputs of each warp, one behind the other.
+struct WarpOutputs {
+  float (&memory)[warps][group * value_dim];
+  __device__ __forceinline__ float of(int warp, unsigned i) const { return memory[warp][i]; }
+  __device__ __forceinline__ float* team(int number) const { return memory[number]; }
+};
+
 // The shared memory that the merge works in, beside the outputs of each warp.
 struct Buffers {
   float2 (&states)[warps][group];
@@ -79,9 +88,10 @@ struct Buffers {
 
 // The end of a block: merges the warps, then the splits, and writes the outputs of this block's heads. `outputs`: see ac::merge_splits.
 template <class Outputs>
-__device__ __forceinline__ void merge(const Operands& operands, const Share& share, int active, Outputs& outputs, const Buffers& buffers) {
+__device__ __forceinline__ void merge(const Operands& operands, const Share& share, int active, const Outputs& outputs,
+                                      const Buffers& buffers) {
   T* out_heads = operands.out + share.first_head() * value_dim;
-  auto finish = [&](int i, float total, ac::SoftmaxState state) {
+  auto finish = [&](unsigned i, float total, ac::SoftmaxState state) {
     if constexpr (Share::overlap > 0) {
       if (i / value_dim < share.repeated()) return;
     }
@@ -92,7 +102,6 @@ __device__ __forceinline__ void merge(const Operands& operands, const Share& sha
       out_heads[i] = ac::from_float<T>(ac::softmax_divide(total, state));
     }
   };
-  const int kv_heads = gridDim.y;
   const ac::SplitMemory memory{operands.workspace, operands.counters, share.part() * kv_heads + share.kv_head, Plan::parts * kv_heads};
   ac::merge_attention<Plan::threads, warps, group, value_dim>(outputs, buffers.states, buffers.parts, memory, active, buffers.last, finish);
 }

@@ -6,8 +6,8 @@ from agentcompile_core.plugin_api import DType, Match, Schedule
 
 WARP = 32
 PARTS = "parts"
-STAGED_PATHS = ("staged", "mixed")  # K and V in stages of shared memory; of the first round in registers, of others in stages
-TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; of one at a time
+STAGED_PATHS = ("staged", "paired")  # K and V in stages of shared memory, taken one by one; two at once
+TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; in stages
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
 ALIGNED = 128  # bytes: where dynamic shared memory begins behind the static
@@ -67,9 +67,12 @@ def parts_of(schedule: Schedule) -> int:
 
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
-    """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane."""
+    """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane; in stages of two steps at once
+    half as many again, which the assembler takes for what it reads ahead."""
+    if path in STAGED_PATHS:
+        held = 2 * -(-shape.head_vectors // 2) + 4 * -(-shape.value_vectors // 2)
+        return held + REGISTERS_BESIDE + 10 + (held // 2 + 24) * (path == "paired")
     if path in TENSOR_PATHS:
-        unroll = unroll if path == "tensor" else 1
         key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
         return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
     keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
@@ -89,7 +92,11 @@ def stage_bytes(shape: Shape, schedule: Schedule) -> int:
 
 def bytes_of_stages(shape: Shape, path: str, warps: int, stages: int) -> int:
     """As ``stage_bytes``, of the parts of a schedule."""
-    return warps * stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes if path in STAGED_PATHS else 0
+    if path not in STAGED_PATHS:
+        return 0
+    streamed = stages * TENSOR_POSITIONS * (shape.head_dim + shape.value_dim) * shape.dtype.bytes
+    tiles = -(-shape.value_dim // 16)  # of a warp's outputs, which lie in its stages: with one more in a row where there would be even ones
+    return warps * max(streamed, 8 * -(-shape.block_heads // 2) * 16 * (tiles + (tiles + 1) % 2))
 
 
 def tile_of(path: str, warps: int, lanes: int, unroll: int) -> int:

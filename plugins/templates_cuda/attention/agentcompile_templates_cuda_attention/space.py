@@ -38,14 +38,14 @@ FIRST: dict[str, dict[str, Scalar]] = {"message": {"path": "staged", "warps": 4,
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
     "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
                 {"path": "staged", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "mixed", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
+                {"path": "paired", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
 SECOND_TURN = 3  # messages of it: what merges through memory wins beside them at the longest caches alone, and one is for these
 TURNS = 2  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
 # Warps and stages. Whole rounds of all splits are what a length costs (H200: 0.6 to 1.0 us for one that a single block has): 8 splits of
 # 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 16 of 5 at 1,280.
-STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (5, 2))
-MIXED, NARROW_MIXED = ((4, 2), (4, 1)), ((8, 2), (8, 1))  # the same, with a round in registers besides
+STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (5, 2), (3, 3))
+PAIRED, NARROW_PAIRED = ((5, 2), (4, 2), (8, 2), (4, 4), (9, 2)), ((4, 2), (8, 2), (4, 4))  # the same, two stages at once
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
 NARROW_BYTES = 4 << 10
@@ -191,8 +191,8 @@ def staged_schedules(shape: Shape, target: Target) -> list[Schedule]:
 def _staged_choices(shape: Shape) -> list[_Choice]:
     if not _tensor_choices(shape):
         return []
-    staged, mixed = (NARROW_STAGED, NARROW_MIXED) if _narrow(shape) else (STAGED, MIXED)
-    return [*(("staged", warps, 4, stages) for warps, stages in staged), *(("mixed", warps, 4, stages) for warps, stages in mixed)]
+    staged, paired = (NARROW_STAGED, NARROW_PAIRED) if _narrow(shape) else (STAGED, PAIRED)
+    return [*(("staged", warps, 4, stages) for warps, stages in staged), *(("paired", warps, 4, stages) for warps, stages in paired)]
 
 
 def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:

@@ -34,8 +34,6 @@ __device__ __forceinline__ unsigned int high_halves(unsigned int a, unsigned int
 struct Rows {
   const T* keys;
   const T* values;
-  long long key_row;
-  long long value_row;
   int row;
   int column;
 

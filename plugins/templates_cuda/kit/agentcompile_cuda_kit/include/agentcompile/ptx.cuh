@@ -36,6 +36,10 @@ inline void cp_async16_zero_fill(void* shared, const void* global, bool valid) {
 inline void cp_async16_zero_fill_settled(void* shared, const void* global, bool valid) {
   ::emu::cp_async(shared, global, 16, valid ? 16 : 0, true);
 }
+template <int OFFSET, bool SETTLED>
+inline void cp_async16_zero_fill_from(void* shared, const void* global, bool valid) {
+  ::emu::cp_async(shared, static_cast<const char*>(global) + OFFSET, 16, valid ? 16 : 0, SETTLED);
+}
 inline void cp_async_commit() { ::emu::cp_async_commit(); }
 template <int PENDING>
 inline void cp_async_wait() { ::emu::cp_async_wait(PENDING); }
@@ -81,6 +85,15 @@ inline long long load_unsettled(const long long* global) { return ::emu::load_un
 inline void ldmatrix_x4(unsigned (&fragment)[4], const void* shared_row) { ::emu::ldmatrix_x4(fragment, shared_row, false); }
 inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
   ::emu::ldmatrix_x4(fragment, shared_row, true);
+}
+inline unsigned movmatrix_transposed(unsigned pair) {
+  const int lane = static_cast<int>(::emu::current->lane), row = lane / 4, column = lane % 4;
+  unsigned halves[2];
+  for (int i = 0; i < 2; ++i) {
+    const auto found = static_cast<unsigned>(::emu::warp_shuffle(0xffffffffu, pair, (2 * column + i) * 4 + row / 2));
+    halves[i] = found >> row % 2 * 16 & 0xffffu;
+  }
+  return halves[0] | halves[1] << 16;
 }
 inline void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   ::emu::mma_m16n8k16_f16(d, a, b);
@@ -296,6 +309,13 @@ __device__ __forceinline__ long long load_hint(const long long* global) {
 __device__ __forceinline__ void cp_async16_zero_fill_settled(void* shared, const void* global, bool valid) {
   cp_async16_zero_fill(shared, global, valid);
 }
+// Either of both, from OFFSET bytes behind `global`: part of the instruction, where an addition of its own would take two and registers.
+template <int OFFSET, bool SETTLED>
+__device__ __forceinline__ void cp_async16_zero_fill_from(void* shared, const void* global, bool valid) {
+  const int source_bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1 + %3], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(source_bytes), "n"(OFFSET)
+               : "memory");
+}
 // load_stream16 of data that a hint says is complete.
 __device__ __forceinline__ uint4 load_settled16(const void* global) { return load_stream16(global); }
 // An index that an earlier kernel of this chain writes, read before the dependency wait though nobody says that it is complete: anything
@@ -315,6 +335,12 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(unsigned (&fragment)[4], 
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
                : "r"(shared_address(shared_row))
                : "memory");
+}
+// Turns an 8x8 matrix of 16-bit elements of which lane i holds elements 2 (i % 4) and the next one of row i / 4, and of the result the same.
+__device__ __forceinline__ unsigned movmatrix_transposed(unsigned pair) {
+  unsigned turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
 }
 // d += a * b for a [16 x 16] row-major and b [16 x 8] column-major fragment, accumulated in fp32.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

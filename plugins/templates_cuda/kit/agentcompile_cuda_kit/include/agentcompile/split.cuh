@@ -86,9 +86,11 @@ __device__ __forceinline__ auto merge_partials(int count, State state, Output ou
     float maximum = merged.maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) maximum = fmaxf(maximum, states[i].x);
-    const float rescale = quick_exp2(merged.maximum - maximum);
-    scale(total, rescale);
-    merged.sum *= rescale;
+    if (first > 0) {  // else there is nothing yet
+      const float rescale = quick_exp2(merged.maximum - maximum);
+      scale(total, rescale);
+      merged.sum *= rescale;
+    }
     merged.maximum = maximum;
 #pragma unroll
     for (int i = 0; i < Batch; ++i) {
@@ -120,15 +122,16 @@ struct SplitMemory {
 
 // The end of a split attention block: combines the warps of the block and, in the last block, the splits.
 //
-// `outputs` (of each of Warps warps Group * HeadDim floats, wherever they lie, 16-byte aligned) and `states` [Warps][Group] (maximum, sum) in
-// shared memory, written by the warps, not yet synchronized. `finish(i, total, state)` is called once for each of the Group * HeadDim outputs of the head.
+// `outputs` and `states` [Warps][Group] (maximum, sum) in shared memory, written by the warps, not yet synchronized: `outputs.of(warp, i)` is
+// output i of the Group * HeadDim of a warp, wherever that lies; `outputs.team(n)`, for n < Warps, as many floats, 16-byte aligned, in
+// memory that may be what the warps wrote. `finish(i, total, state)` is called once for each of the Group * HeadDim outputs of the head.
 // `active` of the gridDim.x splits have work.
 //
 // The last block has the latency of the L2 before it, not its bandwidth. So its threads read four outputs each, and as many teams as
 // there are threads for read runs of splits beside each other; their results are merged like those of warps. Up to eight splits are
 // one team's, which adds them up in one round.
 template <int Threads, int Warps, int Group, int HeadDim, class Outputs, class Finish>
-__device__ __forceinline__ void merge_splits(Outputs& outputs, float2 (&states)[Warps][Group], const SplitMemory& memory, int active,
+__device__ __forceinline__ void merge_splits(const Outputs& outputs, float2 (&states)[Warps][Group], const SplitMemory& memory, int active,
                                              bool* last, Finish finish) {
   static_assert(HeadDim % 4 == 0, "four neighbouring outputs belong to one head");
   constexpr int width = Group * HeadDim, vectors = width / 4, batch = 8;
@@ -138,10 +141,10 @@ __device__ __forceinline__ void merge_splits(Outputs& outputs, float2 (&states)[
   float2* part_states = reinterpret_cast<float2*>(memory.workspace + static_cast<long long>(memory.heads) * gridDim.x * width) +
                         first_part * Group;
   __syncthreads();
-  for (int i = threadIdx.x; i < width; i += Threads) {
+  for (unsigned i = threadIdx.x; i < width; i += Threads) {
     SoftmaxState merged;
     const float total = merge_partials<Warps>(
-        Warps, [&](int warp) { return states[warp][i / HeadDim]; }, [&](int warp) { return outputs[warp][i]; }, merged);
+        Warps, [&](int warp) { return states[warp][i / HeadDim]; }, [&](int warp) { return outputs.of(warp, i); }, merged);
     if (active == 1) {
       finish(i, total, merged);
     } else {
@@ -151,7 +154,7 @@ __device__ __forceinline__ void merge_splits(Outputs& outputs, float2 (&states)[
   }
   if (active == 1 || !arrive_last(memory.counters + memory.head, active, last)) return;
   const int each = max(batch, (active + teams - 1) / teams), busy = (active + each - 1) / each;  // splits of a team; teams
-  for (int i = threadIdx.x; i < busy * vectors; i += Threads) {
+  for (unsigned i = threadIdx.x; i < busy * vectors; i += Threads) {
     const int team = i / vectors, first = team * each, output = i % vectors * 4, head = output / HeadDim;
     SoftmaxState merged;
     const float4 total = merge_partials<batch>(
@@ -163,16 +166,16 @@ __device__ __forceinline__ void merge_splits(Outputs& outputs, float2 (&states)[
       finish(output + 2, total.z, merged);
       finish(output + 3, total.w, merged);
     } else {
-      *reinterpret_cast<float4*>(&outputs[team][output]) = total;
+      *reinterpret_cast<float4*>(outputs.team(team) + output) = total;
       if (output % HeadDim == 0) states[team][head] = make_float2(merged.maximum, merged.sum);
     }
   }
   if (busy == 1) return;
   __syncthreads();
-  for (int i = threadIdx.x; i < width; i += Threads) {
+  for (unsigned i = threadIdx.x; i < width; i += Threads) {
     SoftmaxState merged;
     const float total = merge_partials<teams>(
-        busy, [&](int team) { return states[team][i / HeadDim]; }, [&](int team) { return outputs[team][i]; }, merged);
+        busy, [&](int team) { return states[team][i / HeadDim]; }, [&](int team) { return outputs.team(team)[i]; }, merged);
     finish(i, total, merged);
   }
 }
@@ -206,11 +209,11 @@ __device__ __forceinline__ void merge_cluster(const Outputs& outputs, const floa
   const int block = blockIdx.x;
   __syncthreads();
   if (active > 1) cluster_wait();  // the others have started
-  for (int i = threadIdx.x; i < width; i += Threads) {
+  for (unsigned i = threadIdx.x; i < width; i += Threads) {
     SoftmaxState merged;
     const int head = i / HeadDim;
     const float total = merge_partials<Warps>(
-        Warps, [&](int warp) { return states[warp][head]; }, [&](int warp) { return outputs[warp][i]; }, merged);
+        Warps, [&](int warp) { return states[warp][head]; }, [&](int warp) { return outputs.of(warp, i); }, merged);
     if (active == 1) {
       finish(i, total, merged);
       continue;
@@ -225,7 +228,7 @@ __device__ __forceinline__ void merge_cluster(const Outputs& outputs, const floa
   __syncwarp();  // the barrier is executed by whole warps
   cluster_arrive_release();
   cluster_wait();
-  for (int i = threadIdx.x; i < width; i += Threads) {
+  for (unsigned i = threadIdx.x; i < width; i += Threads) {
     if (i / warp_size % active != block) continue;
     SoftmaxState merged;
     const int head = i / HeadDim;
@@ -247,7 +250,7 @@ template <int Blocks, int Group, int HeadDim> struct MessageParts {
   float2 states[Blocks][Group];
   Mbarrier arrived;
 
-  static __device__ __forceinline__ int owner(int i, int active) { return i / chunk * active / chunks; }
+  static __device__ __forceinline__ int owner(unsigned i, int active) { return i / chunk * active / chunks; }
   // The quotient is exact (half a chunk keeps it off whole numbers) and quick: dividing by how many blocks have work would stand between the
   // arrival of q and its use.
   static __device__ __forceinline__ int first_owned(int block, int active) {  // of the outputs
@@ -256,7 +259,7 @@ template <int Blocks, int Group, int HeadDim> struct MessageParts {
     return min(static_cast<int>(rounded_up) * chunk, width);
   }
   // Where output i from block `from` lies in the block that owns it, whose first one is `first`: by chunks, of each those of all blocks.
-  static __device__ __forceinline__ int place(int i, int first, int from, int active) {
+  static __device__ __forceinline__ int place(unsigned i, unsigned first, int from, int active) {
     return ((i - first) / chunk * active + from) * chunk + i % chunk;
   }
 
@@ -270,9 +273,9 @@ template <int Blocks, int Group, int HeadDim> struct MessageParts {
     cluster_arrive_relaxed();
   }
   __device__ __forceinline__ void opened() { cluster_wait(); }  // those of all others; from here on they may be sent to
-  // What comes before this is counted as well: the phase is open until this arrival.
+  // What comes before this is counted as well: the phase is open until this arrival. The last warp's: the first ones prepare heads meanwhile.
   __device__ __forceinline__ void expect(int active) {
-    if (threadIdx.x != 0 || active == 1) return;
+    if (threadIdx.x != blockDim.x - warp_size || active == 1) return;
     const int owned = first_owned(blockIdx.x + 1, active) - first_owned(blockIdx.x, active);
     const int bytes = owned * static_cast<int>(sizeof(float)) + Group * static_cast<int>(sizeof(float2));
     mbarrier_arrive_expect_bytes(&arrived, static_cast<unsigned>(active * bytes));
@@ -291,7 +294,7 @@ __device__ __forceinline__ void merge_messages(const Outputs& outputs, const flo
   __syncthreads();
 #pragma unroll(rounds <= 4 ? rounds : 1)
   for (int round = 0; round < rounds; ++round) {
-    const int pair = round * Threads + threadIdx.x;
+    const unsigned pair = round * Threads + threadIdx.x;
     if ((round + 1) * Threads > pairs && pair >= pairs) break;
     const int head = pair / head_pairs, owner = Parts::owner(2 * pair, active);
     const int place = Parts::place(2 * pair, Parts::first_owned(owner, active), block, active);
@@ -300,7 +303,7 @@ __device__ __forceinline__ void merge_messages(const Outputs& outputs, const flo
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       total[half] = merge_partials<Warps>(
-          Warps, [&](int warp) { return states[warp][head]; }, [&](int warp) { return outputs[warp][2 * pair + half]; }, merged);
+          Warps, [&](int warp) { return states[warp][head]; }, [&](int warp) { return outputs.of(warp, 2 * pair + half); }, merged);
     }
     if (active == 1) {
       finish(2 * pair, total[0], merged);
@@ -310,14 +313,14 @@ __device__ __forceinline__ void merge_messages(const Outputs& outputs, const flo
     send_to_cluster(&parts.outputs[place], owner, make_float2(total[0], total[1]), &parts.arrived);
 #pragma unroll
     for (int first = 0; first < Blocks; first += head_pairs) {  // one round, unless heads are narrower than the cluster
-      const int other = first + pair % head_pairs;
+      const int other = first + static_cast<int>(pair % head_pairs);
       if (other < active) send_to_cluster(&parts.states[block][head].x, other, make_float2(merged.maximum, merged.sum), &parts.arrived);
     }
   }
   if (active == 1) return;
-  const int first = Parts::first_owned(block, active), end = Parts::first_owned(block + 1, active);
+  const unsigned first = Parts::first_owned(block, active), end = Parts::first_owned(block + 1, active);
   mbarrier_wait_cluster(&parts.arrived, 0);
-  for (int i = first + threadIdx.x; i < end; i += Threads) {
+  for (unsigned i = first + threadIdx.x; i < end; i += Threads) {
     SoftmaxState merged;
     const int head = i / HeadDim;
     auto state = [&](int other) { return other < active ? parts.states[other][head] : make_float2(softmax_floor, 0.0f); };
@@ -332,17 +335,17 @@ __device__ __forceinline__ void merge_messages(const Outputs& outputs, const flo
 
 // The end of a split attention block by each of the three ways, which are told apart by what the splits share.
 template <int Threads, int Warps, int Group, int HeadDim, class Outputs, class Finish>
-__device__ __forceinline__ void merge_attention(Outputs& outputs, float2 (&states)[Warps][Group], ClusterParts<0, Group, HeadDim>&,
+__device__ __forceinline__ void merge_attention(const Outputs& outputs, float2 (&states)[Warps][Group], ClusterParts<0, Group, HeadDim>&,
                                                 const SplitMemory& memory, int active, bool* last, Finish finish) {
   merge_splits<Threads, Warps, Group, HeadDim>(outputs, states, memory, active, last, finish);
 }
 template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Outputs, class Finish>
-__device__ __forceinline__ void merge_attention(Outputs& outputs, float2 (&states)[Warps][Group], ClusterParts<Blocks, Group, HeadDim>& parts,
+__device__ __forceinline__ void merge_attention(const Outputs& outputs, float2 (&states)[Warps][Group], ClusterParts<Blocks, Group, HeadDim>& parts,
                                                 const SplitMemory&, int active, bool*, Finish finish) {
   merge_cluster<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
 }
 template <int Threads, int Warps, int Group, int HeadDim, int Blocks, class Outputs, class Finish>
-__device__ __forceinline__ void merge_attention(Outputs& outputs, float2 (&states)[Warps][Group], MessageParts<Blocks, Group, HeadDim>& parts,
+__device__ __forceinline__ void merge_attention(const Outputs& outputs, float2 (&states)[Warps][Group], MessageParts<Blocks, Group, HeadDim>& parts,
                                                 const SplitMemory&, int active, bool*, Finish finish) {
   merge_messages<Threads, Warps, Group, HeadDim, Blocks>(outputs, states, parts, active, finish);
 }
