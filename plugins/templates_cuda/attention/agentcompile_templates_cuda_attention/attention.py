@@ -41,6 +41,7 @@ from .shape import (
     shape_of,
     shared_bytes,
     stage_bytes,
+    steps_at_once,
     tile_of,
 )
 from .space import space_of
@@ -58,7 +59,7 @@ class AttentionFamily(TemplateFamily):
 
     Three templates: ``attention.cu`` (``path=lanes``, fp32 FMA, every type), and with mma.m16n8k16 for fp16 and bf16
     ``attention_tensor.cu`` (``path=tensor``, K and V in registers) and ``attention_staged.cu`` (``path=staged``, in shared
-    memory; ``path=paired``, of which a warp takes two steps at once). Splits merge through global memory and a counter
+    memory; ``path=whole``, of which a warp takes all its steps at once). Splits merge through global memory and a counter
     (``merge=global``) or through the shared memory of a thread-block cluster (sm_90), by stores and a cluster barrier
     (``merge=cluster``) or by messages whose bytes the block that
     finishes an output waits for (``merge=message``). With ``early_kv`` the first tiles of K and V are loaded before the
@@ -113,7 +114,7 @@ class AttentionFamily(TemplateFamily):
         if tensor:
             constants["terms"] = WEIGHT_TERMS
         if path in STAGED_PATHS:
-            constants |= {"stages": unroll, "together": 2 if path == "paired" else 1}
+            constants |= {"stages": unroll, "together": steps_at_once(path, unroll)}
         launch = Launch(entry="attention_kernel", grid=(splits, shape.kv_heads, shape.parts), block=(warps * WARP, 1, 1), pdl=pdl,
                         cluster=max(1, cluster), shared_bytes=stage_bytes(shape, schedule), arguments=_arguments(match, shape))
         source = make_source(

@@ -8,8 +8,9 @@
 // whatever is in flight, so the blocks of the kernels in front and behind fit beside this one on an SM, and their loads and its
 // own overlap. Wins where a split has many positions: thousands of them in all.
 //
-// Plan::together: how many of its steps, in as many stages, a warp takes at once. Alone on its scheduler it waits for the tensor cores, for
-// the other lanes and for shared memory once for all of them.
+// Plan::together: how many of its steps, in as many stages, a warp takes at once: one, or all that wait (path=whole). Alone on its scheduler a
+// warp waits for the tensor cores, for its lanes and for shared memory, then once for all of them. Wins alone where stages hold all positions
+// (0.4 to 0.8 us of 4.6 to 5.1 at 2,048, H200), less inside a chain, where its registers keep other blocks away.
 #include "staged_steps.cuh"
 
 namespace {

@@ -6,7 +6,7 @@ from agentcompile_core.plugin_api import DType, Match, Schedule
 
 WARP = 32
 PARTS = "parts"
-STAGED_PATHS = ("staged", "paired")  # K and V in stages of shared memory, taken one by one; two at once
+STAGED_PATHS = ("staged", "whole")  # K and V in stages of shared memory, taken one by one; all of a warp's at once
 TENSOR_PATHS = ("tensor", *STAGED_PATHS)  # K and V of some rounds in registers; in stages
 TENSOR_POSITIONS = 16  # positions per warp and tensor-core step
 REGISTERS_BESIDE = 50  # addresses, bounds, running maxima
@@ -67,17 +67,23 @@ def parts_of(schedule: Schedule) -> int:
 
 
 def registers(shape: Shape, path: str, lanes: int, unroll: int) -> int:
-    """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane; in stages of two steps at once
-    half as many again, which the assembler takes for what it reads ahead."""
+    """Registers per thread: K and V in flight and scores, then q and the outputs, in fragments or per lane; of all stages at once half
+    as many again, which the assembler takes for what it reads ahead."""
     if path in STAGED_PATHS:
         held = 2 * -(-shape.head_vectors // 2) + 4 * -(-shape.value_vectors // 2)
-        return held + REGISTERS_BESIDE + 10 + (held // 2 + 24) * (path == "paired")
+        ahead = 0 if steps_at_once(path, unroll) == 1 else held // 2 + 8 * unroll + (8 if unroll == 2 else 24)
+        return held + REGISTERS_BESIDE + 10 + ahead
     if path in TENSOR_PATHS:
         key_vectors, value_vectors = -(-shape.head_vectors // 4), -(-shape.value_vectors // 8)
         return unroll * (8 * key_vectors + 16 * value_vectors + 4) + 4 * key_vectors + 16 * value_vectors + REGISTERS_BESIDE
     keys, values = -(-shape.head_vectors // lanes), -(-shape.value_vectors // lanes)
     heads = shape.block_heads
     return (heads * shape.vector + 4 * unroll) * (keys + values) + unroll * heads + REGISTERS_BESIDE
+
+
+def steps_at_once(path: str, stages: int) -> int:
+    """Steps that a warp takes at once, of those that wait in its stages."""
+    return stages if path == "whole" else 1
 
 
 def shared_bytes(shape: Shape, schedule: Schedule) -> int:

@@ -32,24 +32,25 @@ LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 8, "unroll": 
 # What is fastest inside the chain at few positions, whatever it takes alone: of Qwen2.5-1.5B's (12x2x128, H200) 699 us with all heads in
 # a block, 689 in two parts and 684 in three, where tensor cores that keep K and V in registers take 694 at the best.
 FIRST: dict[str, dict[str, Scalar]] = {"message": {"path": "staged", "warps": 4, "unroll": 2}}
-# What longer searches found to be faster than what one of 50 s meets (Qwen3-1.7B, H200): by messages the largest clusters for thousands of
-# positions (774 us of a chain at 2,080 that takes 784 with 8 splits); through memory alone at 2,048, 5.9 us where the one for long caches
-# takes 6.5. They come behind the first two.
+# What is faster in the chain than what a search of 50 s met first (Qwen3-1.7B, H200), by messages: from 2,048 positions on 6 warps of 3
+# stages (0.991 of the chain with 8 of 2 at 2,080 and 3,300 positions), and clusters of 16 blocks, which won before fragments were read by
+# ldmatrix. Through memory alone at 2,048, 5.9 us where the one for long caches takes 6.5. They come behind the first two.
 ALSO: dict[str, tuple[dict[str, Scalar], ...]] = {
-    "message": ({"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "staged", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
-                {"path": "paired", "warps": 5, "unroll": 2, "splits": WIDE_CLUSTERS[1]}, {"path": "lanes", "warps": 8, "unroll": 4}),
+    "message": ({"path": "staged", "warps": 6, "unroll": 3}, {"path": "staged", "warps": 4, "unroll": 2, "splits": WIDE_CLUSTERS[1]},
+                {"path": "whole", "warps": 4, "unroll": 4}, {"path": "lanes", "warps": 8, "unroll": 4}),
     "global": ({"path": "tensor", "warps": 4, "unroll": 2},)}
 SECOND_TURN = 3  # messages of it: what merges through memory wins beside them at the longest caches alone, and one is for these
 TURNS = 2  # of the other ways to merge before each schedule with a cluster's barrier, which won nowhere beside messages
-# Warps and stages. Whole rounds of all splits are what a length costs (H200: 0.6 to 1.0 us for one that a single block has): 8 splits of
-# 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 16 of 5 at 1,280.
-STAGED = ((4, 2), (8, 2), (4, 4), (8, 3), (4, 3), (8, 1), (5, 2), (3, 3))
-PAIRED, NARROW_PAIRED = ((5, 2), (4, 2), (8, 2), (4, 4), (9, 2)), ((4, 2), (8, 2), (4, 4))  # the same, two stages at once
+# How stages are taken, warps and stages. Whole rounds of all splits are what a length costs (H200: 0.6 to 1.0 us for one that a single
+# block has): 8 splits of 8 warps and 16 of 4 begin one at 1,024 positions and their multiples, 8 of 6 at 768. All stages of 8 splits of 4
+# warps at once: alone 3.9 us at 2,048 positions with four, 4.2 at 2,080 with five, where one by one takes 4.3 and 5.1 (H200, 16x8x128).
+STAGED = (("staged", 4, 2), ("staged", 8, 2), ("staged", 4, 4), ("staged", 6, 3), ("whole", 4, 4), ("staged", 8, 3), ("staged", 4, 3),
+          ("whole", 8, 2), ("staged", 8, 1), ("staged", 5, 2), ("whole", 4, 5))
 # Stages of at most so many bytes are narrow: heads of 64 channels in 16 bits. They want more of them, in more warps (H100, 32x8x64,
 # 26,624 positions, whose bytes take 17.4 us: 12 warps with two through memory 21.9 us, 16 by messages 22.4, 8 take 25 at the best).
 NARROW_BYTES = 4 << 10
-NARROW_STAGED = ((4, 2), (8, 4), (12, 2), (16, 2), (8, 3), (4, 4), (8, 2))
+NARROW_STAGED = (("staged", 4, 2), ("staged", 8, 4), ("staged", 12, 2), ("staged", 16, 2), ("staged", 8, 3), ("staged", 4, 4),
+                 ("whole", 8, 4), ("staged", 8, 2))
 NARROW_LONG: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 12, "unroll": 2}, {"path": "staged", "warps": 8, "unroll": 4})
 NARROW_LONG_CLUSTERED: tuple[dict[str, Scalar], ...] = ({"path": "staged", "warps": 16, "unroll": 2}, *NARROW_LONG)
 _Choice = tuple[str, int, int, int]  # path, warps, lanes, unroll
@@ -142,10 +143,10 @@ def _for_long_too(shape: Shape, way: list[Schedule], everything: list[Schedule],
     guess, merge = _first_like(alike, wished), way[0]["merge"]
     ranges = [(alike if "splits" not in one else [point for point in everything if point["merge"] == merge], one)
               for one in ALSO.get(str(merge), ())]
-    also = [_first_like(points, (one,)) for points, one in ranges]
+    also = [found for found in (_first_like(points, (one,)) for points, one in ranges) if found is not None]
     ahead = _first_like(alike, (FIRST[str(merge)],)) if merge in FIRST else None
     for_long_first = clustered and merge not in CLUSTERED and guess is not None
-    first = (guess, *also, way[0]) if for_long_first else (ahead or way[0], guess, *also[:1], way[0], *also[1:])
+    first = (guess, *also, way[0]) if for_long_first else (ahead or way[0], guess, way[0], *also)
     return list(dict.fromkeys(point for point in (*first, *way[1:]) if point is not None))
 
 
@@ -191,8 +192,7 @@ def staged_schedules(shape: Shape, target: Target) -> list[Schedule]:
 def _staged_choices(shape: Shape) -> list[_Choice]:
     if not _tensor_choices(shape):
         return []
-    staged, paired = (NARROW_STAGED, NARROW_PAIRED) if _narrow(shape) else (STAGED, PAIRED)
-    return [*(("staged", warps, 4, stages) for warps, stages in staged), *(("paired", warps, 4, stages) for warps, stages in paired)]
+    return [(path, warps, 4, stages) for path, warps, stages in (NARROW_STAGED if _narrow(shape) else STAGED)]
 
 
 def _fits_registers(shape: Shape, choice: _Choice, target: Target) -> bool:

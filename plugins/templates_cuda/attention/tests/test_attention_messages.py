@@ -33,7 +33,7 @@ KERNELS = {
     "lanes_narrow": (Model(dtype=DType.F32, kv_heads=1, head_dim=16, value_dim=12, rotary_dim=0, norm="none", capacity=140),
                      ("lanes", 2, 4, 1), 16),
     "staged": (Model(group=2, head_dim=64, rotary_dim=64, capacity=150), ("staged", 1, 4, 2), 16),
-    "paired": (Model(group=2, head_dim=64, rotary_dim=64, capacity=150), ("paired", 1, 4, 2), 16),
+    "whole": (Model(group=2, head_dim=64, rotary_dim=64, capacity=150), ("whole", 1, 4, 2), 16),
     "lanes_one_head": (Model(group=1, head_dim=128, rotary_dim=128, capacity=80), ("lanes", 2, 16, 2), 8),
 }
 

@@ -52,15 +52,15 @@ KERNELS = {
     "staged_f16": (Model(head_dim=128, rotary_dim=128), ("staged", 2, 4, 2)),
     "staged_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True, slopes=SLOPES),
                         ("staged", 1, 4, 3)),
-    "paired_f16": (Model(head_dim=128, rotary_dim=128), ("paired", 2, 4, 2)),
-    "paired_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True, slopes=SLOPES),
-                       ("paired", 1, 4, 2)),
-    "paired_padded": (Model(group=3, head_dim=80, rotary_dim=32), ("paired", 2, 4, 4)),
+    "whole_f16": (Model(head_dim=128, rotary_dim=128), ("whole", 2, 4, 3)),
+    "whole_bf16_all": (Model(dtype=DType.BF16, group=4, norm="none", window=37, softcap=3.0, sinks=True, slopes=SLOPES),
+                       ("whole", 1, 4, 3)),
+    "whole_padded": (Model(group=3, head_dim=80, rotary_dim=32), ("whole", 2, 4, 2)),
     "staged_padded": (Model(group=3, head_dim=80, rotary_dim=32), ("staged", 2, 4, 1)),
     "staged_narrow_value": (Model(head_dim=72, rotary_dim=0, value_dim=64, norm="none"), ("staged", 2, 4, 3)),
     "staged_wide_value": (Model(head_dim=32, rotary_dim=32, value_dim=136, group=3), ("staged", 1, 4, 2)),
 }
-EVERY_MERGE = ("lanes_f16", "tensor_f16", "tensor_bf16_all", "staged_f16", "staged_bf16_all", "paired_f16", "paired_bf16_all")
+EVERY_MERGE = ("lanes_f16", "tensor_f16", "tensor_bf16_all", "staged_f16", "staged_bf16_all", "whole_f16", "whole_bf16_all")
 LANES_ALL = Model(window=37, softcap=3.0, sinks=True, group=3, norm="none", slopes=SLOPES[:6])
 
 
@@ -76,7 +76,7 @@ def snapshot(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def tile_of(choices: tuple[str, int, int, int]) -> int:
     path, warps, lanes, unroll = choices
-    return warps * {"tensor": 16 * unroll, "staged": 16, "paired": 16}.get(path, 32 // lanes * unroll)
+    return warps * {"tensor": 16 * unroll, "staged": 16, "whole": 16}.get(path, 32 // lanes * unroll)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -104,7 +104,7 @@ def test_lanes_with_window_cap_and_sinks() -> None:
         assert LANES_ALL.use(tensors, before, kernel.source.reduction_depth) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "paired_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "whole_f16"])
 def test_append_writes_one_row_and_equals_recomputing_it(name: str) -> None:
     model, choices = KERNELS[name]
     kernel = emulated(model, choices, 2)
@@ -120,7 +120,7 @@ def test_append_writes_one_row_and_equals_recomputing_it(name: str) -> None:
             assert torch.equal(tensors[cache][0, others].nan_to_num(7.0), before[cache][0, others].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "paired_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "whole_f16"])
 def test_decoding_on_from_an_appended_row(name: str) -> None:
     """Step t + 1 over the cache that step t wrote equals fp64 over the row as it should have been."""
     model, choices = KERNELS[name]
@@ -135,7 +135,7 @@ def test_decoding_on_from_an_appended_row(name: str) -> None:
     assert model.use(fresh, before, kernel.source.reduction_depth) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "paired_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "whole_f16"])
 def test_repetition_and_thread_order_give_the_same_bits(name: str) -> None:
     model, choices = KERNELS[name]
     kernel = emulated(model, choices, 3)
@@ -150,7 +150,7 @@ def test_repetition_and_thread_order_give_the_same_bits(name: str) -> None:
         assert kernel.clean()
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "paired_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "whole_f16"])
 def test_every_number_of_splits_is_within_budget(name: str) -> None:
     model, choices = KERNELS[name]
     tensors = model.draw(95, 6)
@@ -190,7 +190,7 @@ def test_rows_loaded_before_the_wait_give_the_same_bits(name: str) -> None:
         assert torch.equal(early["k_cache"].nan_to_num(7.0), late["k_cache"].nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "paired_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "whole_f16"])
 def test_a_used_nan_propagates_to_its_kv_head_only(name: str) -> None:
     model, choices = KERNELS[name]
     kernel = emulated(model, choices, 2)
@@ -201,7 +201,7 @@ def test_a_used_nan_propagates_to_its_kv_head_only(name: str) -> None:
     assert bool(bad[1].all()) and not bool(bad[0].any())
 
 
-@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "paired_f16"])
+@pytest.mark.parametrize("name", ["lanes_f16", "tensor_f16", "staged_f16", "whole_f16"])
 def test_a_position_beyond_the_capacity_touches_nothing_outside(name: str) -> None:
     """The session refuses such a step; slots of a replay that overran must still not corrupt memory."""
     model, choices = KERNELS[name]

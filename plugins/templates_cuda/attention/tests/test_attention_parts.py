@@ -51,9 +51,9 @@ def models(draw: st.DrawFn) -> Model:
 @st.composite
 def schedules(draw: st.DrawFn, model: Model) -> Schedule:
     """One way to deal out a layer's work: parts of up to 8, 4 or 2 heads, on any path, merged in any way."""
-    path = draw(st.sampled_from(("lanes", "tensor", "staged", "paired"))) if model.dtype is not DType.F32 else "lanes"
+    path = draw(st.sampled_from(("lanes", "tensor", "staged", "whole"))) if model.dtype is not DType.F32 else "lanes"
     splits, merge = draw(st.sampled_from(((1, "global"), (3, "global"), (2, "cluster"), (4, "message"))))
-    stages = {"staged": draw(st.integers(1, 3)), "paired": 2 * draw(st.integers(1, 2))}
+    stages = {"staged": draw(st.integers(1, 3)), "whole": draw(st.integers(2, 5))}
     whole = schedule(path, 2 if path == "lanes" else 1, 4, stages.get(path, 1), splits, merge, draw(st.booleans()))
     return with_parts(whole, even(model.group, draw(st.sampled_from((8, 4, 2)))))
 
@@ -92,7 +92,7 @@ def test_every_group_and_width_has_schedules_that_deal_each_head_once(data: st.D
         assert parts * -(-group // parts) >= group > (parts - 1) * -(-group // parts)  # none is left, and no part has none
         dynamic = FAMILY.lower(match, point, target).launches[0].shared_bytes
         assert needs.registers <= needs.most_registers and needs.shared_bytes - dynamic <= STATIC_SHARED_BYTES
-        assert needs.shared_bytes <= target.shared_bytes_per_block and (dynamic > 0) is (point["path"] in ("staged", "paired"))
+        assert needs.shared_bytes <= target.shared_bytes_per_block and (dynamic > 0) is (point["path"] in ("staged", "whole"))
         assert FAMILY.lower(match, point, target).launches[0].grid == (point["splits"], kv_heads, parts)
 
 
@@ -133,7 +133,7 @@ def test_parts_build_without_spills_in_about_the_registers_that_were_foreseen(ta
         pytest.skip(backend.can_build(preset(target)).reason)
     match = STARCODER.match()
     points = FAMILY.space(match, preset(target)).points
-    for path in ("staged", "paired", "tensor"):
+    for path in ("staged", "whole", "tensor"):
         point = next((point for point in points if point["path"] == path), None)
         if point is None:
             continue

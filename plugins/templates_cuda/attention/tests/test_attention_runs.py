@@ -34,7 +34,7 @@ KERNELS = {
     "staged, by a cluster": (SMALL, ("staged", 1, 4, 2), (4, "cluster")),
     "tensor, by messages of 16": (evolve(SMALL, capacity=300), ("tensor", 1, 4, 1), (16, "message")),
     "lanes, through memory": (evolve(SMALL, dtype=DType.F32, norm="none"), ("lanes", 2, 4, 1), (3, "memory")),
-    "paired, by messages": (evolve(SMALL, capacity=200), ("paired", 1, 4, 2), (4, "message")),
+    "whole, by messages": (evolve(SMALL, capacity=200), ("whole", 1, 4, 2), (4, "message")),
     "one split": (SMALL, ("lanes", 2, 4, 1), (1, "memory")),
 }
 

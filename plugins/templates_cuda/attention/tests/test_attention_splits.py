@@ -66,9 +66,9 @@ def test_any_number_of_splits_with_work_is_within_budget_and_repeats(data: st.Da
 @given(data=st.data())
 def test_any_number_of_warps_and_stages_streams_heads_of_any_width(data: st.DataObject) -> None:
     """Positions at, before and behind the ends of a split's rounds; rows of one vector to more than a warp copies at once."""
-    path, warps = data.draw(st.sampled_from(("staged", "paired"))), data.draw(st.sampled_from((1, 3, 5, 6)))
+    path, warps = data.draw(st.sampled_from(("staged", "whole"))), data.draw(st.sampled_from((1, 3, 5, 6)))
     head_dim, value_dim = data.draw(st.sampled_from((8, 16, 64, 80, 128, 264))), data.draw(st.sampled_from((16, 32, 96, 128, 256)))
-    stages, splits = data.draw(st.integers(1, 3)) * (2 if path == "paired" else 1), data.draw(st.integers(1, 3))
+    stages, splits = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     rounds, each = stages + 2, splits * warps * 16
     dtype, group = data.draw(st.sampled_from((DType.F16, DType.BF16))), data.draw(st.integers(1, 3))
     model = Model(dtype=dtype, kv_heads=2, group=group, head_dim=head_dim, value_dim=value_dim, rotary_dim=0, norm="none",
