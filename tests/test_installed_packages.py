@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from agentcompile_core.runtime import held, installed_packages
+from agentcompile_core.runtime import installed_packages
 from agentcompile_core.runtime.held import held_by
-from agentcompile_core.runtime.installed_packages import is_installed, is_own_module, is_standard_file, package_of
+from agentcompile_core.runtime.installed_packages import is_installed, is_own_class, is_own_module, is_standard_file, package_of
 from agentcompile_core.stages.capture import libraries
 
 TEXT = """
@@ -110,7 +110,7 @@ def test_a_package_that_is_being_written_is_ones_own_wherever_it_is_imported_fro
 
 def test_a_class_that_is_made_at_run_time_is_not_the_module_that_made_it() -> None:
     made = dataclasses.make_dataclass("Made", ["by"])
-    assert made.__module__ in ("types", __name__) and held._is_own_class(made) and not held._is_own_class(SimpleNamespace)
+    assert made.__module__ in ("types", __name__) and is_own_class(made) and not is_own_class(SimpleNamespace)
 
 
 @pytest.mark.parametrize("name", ["profile", "token"])

@@ -11,13 +11,11 @@ import numpy
 import torch
 import transformers
 
-from ...runtime.installed_packages import is_installed, is_standard_file, package_of, standard_folders
+from ...runtime.installed_packages import VERSIONED, home_of, is_found, is_installed, is_standard_file, package_of, standard_folders
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
-_HEAP_TYPE = 1 << 9
 # What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
 _PUT_THERE = frozenset({"smart_apply"})
-_NAMES = ("torch", "transformers", "numpy", "agentcompile_core")
 
 
 @cache
@@ -35,29 +33,13 @@ def is_library_file(path: str) -> bool:
 
 def is_library_module(name: str) -> bool:
     """Whether the imported module ``name`` is a library's; one of C counts by its package."""
-    if name in _NAMES or name == "builtins":
-        return True
-    if name == "__main__":
-        return False  # a profiler runs one's program under the name that it has itself
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    root = name.partition(".")[0]
-    if path is None:
-        return root in _NAMES or root in sys.stdlib_module_names
-    return is_library_file(path) or root in _NAMES
+    root, path = home_of(name)
+    return root in VERSIONED or (is_library_file(path) if path else root in sys.stdlib_module_names)
 
 
 def is_library_class(cls: type) -> bool:
     """Whether ``cls`` is found in a library under its own name; a class made at run time is not."""
-    name = cls.__module__
-    if name == "builtins":
-        return True
-    if not cls.__flags__ & _HEAP_TYPE:
-        return is_library_module(name)  # written in C
-    found: Any = sys.modules.get(name) if is_library_module(name) else None
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is cls
+    return is_library_module(cls.__module__) and is_found(cls)
 
 
 def code_name(code: CodeType) -> str:
@@ -78,7 +60,7 @@ def builtin_name(value: Any) -> str:
     else:
         module = str(getattr(value, "__module__", None) or type(value).__module__)
     root = module.partition(".")[0]
-    known = root in _NAMES or root in ("builtins", "agentcompile") or root in sys.stdlib_module_names
+    known = root in VERSIONED or root in ("builtins", "agentcompile") or root in sys.stdlib_module_names
     return f"{module}.{getattr(value, '__name__', type(value).__name__)}" if known else ""
 
 
@@ -101,8 +83,7 @@ def is_foreign(value: Any) -> bool:
     if type(value) is FunctionType:
         return not is_library_function(value) and not is_installed(value.__code__.co_filename)
     name = (value if isinstance(value, type) else type(value)).__module__
-    path = "" if name == "__main__" else getattr(sys.modules.get(name), "__file__", None) or ""
-    return not is_library_module(name) and not is_installed(path)
+    return not is_library_module(name) and not is_installed(home_of(name)[1])
 
 
 def of_another_package(value: Any, module: ModuleType) -> bool:
