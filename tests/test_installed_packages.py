@@ -17,6 +17,7 @@ from agentcompile_core.runtime import installed_packages
 from agentcompile_core.runtime.held import held_by
 from agentcompile_core.runtime.installed_packages import is_installed, is_own_class, is_own_module, is_standard_file, package_of
 from agentcompile_core.stages.capture import libraries
+from agentcompile_core.stages.capture.modules import run_file
 
 TEXT = """
 from torch import nn
@@ -113,9 +114,29 @@ def test_a_class_that_is_made_at_run_time_is_not_the_module_that_made_it() -> No
     assert made.__module__ in ("types", __name__) and is_own_class(made) and not is_own_class(SimpleNamespace)
 
 
-@pytest.mark.parametrize("name", ["profile", "token"])
-def test_a_module_of_ones_own_may_be_called_as_one_of_the_standard_library(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["profile", "token", "agentcompile_bench", "torch_helpers"])
+def test_a_module_of_ones_own_may_be_called_as_one_of_the_standard_library_or_like_this_package(tmp_path: Path, name: str) -> None:
     assert both(imported(tmp_path, name)) == (True, True)
+
+
+def test_a_file_that_is_given_by_its_path_is_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(TEXT)
+    assert both(run_file(tmp_path / "net.py")) == (True, True)
+
+
+def test_a_class_is_ones_own_where_another_module_has_the_name_of_its_file(tmp_path: Path) -> None:
+    """As of a file that is run by its path, beside an installed package of that name."""
+    imported(tmp_path / "site-packages", "acme_twice")
+    exec(TEXT, namespace := {"__name__": "acme_twice"})
+    assert both(SimpleNamespace(**namespace)) == (True, True)
+
+
+def test_what_a_program_defines_belongs_to_no_package_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another module of one's own has from there is part of that module."""
+    monkeypatch.setitem(sys.modules, "__main__", pytest)
+    exec("def helper(x):\n    return x", namespace := {"__name__": "__main__"})
+    assert not libraries.of_another_package(namespace["helper"], sys.modules[__name__])
+    assert libraries.of_another_package(pytest.fixture, sys.modules[__name__])
 
 
 def test_modules_without_a_file_are_known_by_name() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 VERSIONED = ("torch", "transformers", "numpy", "agentcompile_core")  # their versions stand for their source in keys of captures
 LIBRARIES = (*VERSIONED, "peft", "accelerate")  # wherever they lie
 _FOLDERS = ("site-packages", "dist-packages")
-_HEAP_TYPE = 1 << 9
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
 @cache
@@ -86,7 +86,7 @@ def is_found(kind: type) -> bool:
     What is made at run time says what it likes: ``make_dataclass`` of Python 3.11 that it is of ``types``, code without a name for its
     module that it is of ``builtins``.
     """
-    if not kind.__flags__ & _HEAP_TYPE:
+    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _IMMUTABLE_TYPE:
         return True
     found: Any = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):

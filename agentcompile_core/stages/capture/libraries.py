@@ -1,10 +1,13 @@
 """What belongs to a library whose version stands for its source, and what somebody changed in it at run time."""
 
+import functools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -15,6 +18,7 @@ from ...runtime.installed_packages import VERSIONED, home_of, is_found, is_insta
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 # What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
+_AROUND = (FunctionType, MethodType, type, functools.partial, functools.partialmethod, functools._lru_cache_wrapper)
 _PUT_THERE = frozenset({"smart_apply"})
 
 
@@ -72,18 +76,48 @@ def function_of(value: Any) -> Any:
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """Whether a library wrote this function, or made it at import."""
+    """Whether a library wrote this function, or made it at import. A wrapper says that it is of the module of what it wraps."""
     path = function.__code__.co_filename
-    return is_library_file(path) or (path.startswith("<") and is_library_module(function.__module__ or ""))
+    return is_library_file(path) or (path.startswith("<") and is_library_module(function.__globals__.get("__name__", "")))
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether a library holds something that nobody installed: a function, class or object of the user's."""
-    value = function_of(value)
+    """Whether a library holds something that nobody installed: a function, class or object of the user's, or one of its own around that."""
+    return any(map(_is_foreign, _layers_of(value)))
+
+
+def _is_foreign(value: Any) -> bool:
     if type(value) is FunctionType:
         return not is_library_function(value) and not is_installed(value.__code__.co_filename)
-    name = (value if isinstance(value, type) else type(value)).__module__
-    return not is_library_module(name) and not is_installed(home_of(name)[1])
+    kind = value if isinstance(value, type) else type(value)
+    root, path = home_of(kind.__module__)
+    return root not in VERSIONED and not ((is_library_module(kind.__module__) or is_installed(path)) and is_found(kind))
+
+
+def _layers_of(value: Any) -> Iterator[Any]:
+    """What stands in another's place, and what it calls: decorators and partial calls of libraries say nothing of what is within."""
+    seen: set[int] = set()
+    left = [function_of(value)]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, FunctionType):
+            left += [within for within in _closed_over(one) if isinstance(within, _AROUND)]
+        elif isinstance(one, MethodType):
+            left += [one.__func__, one.__self__]
+        elif isinstance(one, (functools.partial, functools.partialmethod)):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, functools._lru_cache_wrapper):
+            left.append(one.__wrapped__)
+
+
+def _closed_over(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing was put into it yet
+            yield cell.cell_contents
 
 
 def of_another_package(value: Any, module: ModuleType) -> bool:
@@ -91,14 +125,9 @@ def of_another_package(value: Any, module: ModuleType) -> bool:
 
     A function counts by the module that wrote it, not by the decorator's code around it.
     """
-    home = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
-    package = _package_of(home)
-    return bool(package) and package != _package_of(module)
-
-
-def _package_of(module: Any) -> str:
-    """Where in a folder of installed packages a module lies; empty elsewhere."""
-    return package_of(str((isinstance(module, ModuleType) and vars(module).get("__file__")) or ""))
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    package = package_of(home_of(home)[1])
+    return bool(package) and package != package_of(home_of(module.__name__)[1])
 
 
 def is_native(cls: type, name: str, value: Any) -> bool:
