@@ -15,7 +15,7 @@ from torch import nn
 
 from agentcompile_core.runtime import installed_packages
 from agentcompile_core.runtime.held import held_by
-from agentcompile_core.runtime.installed_packages import is_installed, is_own_class, is_own_module, is_standard_file, package_of
+from agentcompile_core.runtime.installed_packages import is_found, is_installed, is_own_class, is_own_module, is_standard_file, package_of
 from agentcompile_core.stages.capture import libraries
 from agentcompile_core.stages.capture.modules import run_file
 
@@ -122,6 +122,13 @@ def test_a_module_of_ones_own_may_be_called_as_one_of_the_standard_library_or_li
 def test_a_file_that_is_given_by_its_path_is_ones_own(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(TEXT)
     assert both(run_file(tmp_path / "net.py")) == (True, True)
+
+
+def test_classes_that_a_library_makes_as_it_goes_are_its_own() -> None:
+    part = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert not is_found(type(part)) and not is_own_class(type(part)) and not list(held_by(part))
+    assert type(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))) is not nn.Linear
+    assert not list(held_by(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))))
 
 
 def test_a_class_is_ones_own_where_another_module_has_the_name_of_its_file(tmp_path: Path) -> None:

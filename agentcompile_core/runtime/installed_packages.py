@@ -76,8 +76,9 @@ def is_own_module(name: Any) -> bool:
 
 
 def is_own_class(kind: type) -> bool:
-    """Whether no installed package, and not this one, defines a class: one that is made at run time is nobody else's."""
-    return is_own_module(kind.__module__) or not is_found(kind)
+    """Whether no installed package, and not this one, defines a class: one that is made at run time is nobody else's, but for those that a
+    library's own code makes as it goes (torch.fx, of each of its modules)."""
+    return home_of(kind.__module__)[0] not in LIBRARIES and (is_own_module(kind.__module__) or not is_found(kind))
 
 
 def is_found(kind: type) -> bool:

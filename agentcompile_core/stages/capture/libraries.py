@@ -14,7 +14,16 @@ import numpy
 import torch
 import transformers
 
-from ...runtime.installed_packages import VERSIONED, home_of, is_found, is_installed, is_standard_file, package_of, standard_folders
+from ...runtime.installed_packages import (
+    VERSIONED,
+    home_of,
+    is_found,
+    is_installed,
+    is_own_class,
+    is_standard_file,
+    package_of,
+    standard_folders,
+)
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 # What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
@@ -89,9 +98,7 @@ def is_foreign(value: Any) -> bool:
 def _is_foreign(value: Any) -> bool:
     if type(value) is FunctionType:
         return not is_library_function(value) and not is_installed(value.__code__.co_filename)
-    kind = value if isinstance(value, type) else type(value)
-    root, path = home_of(kind.__module__)
-    return root not in VERSIONED and not ((is_library_module(kind.__module__) or is_installed(path)) and is_found(kind))
+    return is_own_class(value if isinstance(value, type) else type(value))
 
 
 def _layers_of(value: Any) -> Iterator[Any]:
