@@ -13,9 +13,18 @@ import pytest
 import torch
 from torch import nn
 
+from agentcompile_core.api import _versions
 from agentcompile_core.runtime import installed_packages
 from agentcompile_core.runtime.held import held_by
-from agentcompile_core.runtime.installed_packages import is_found, is_installed, is_own_class, is_own_module, is_standard_file, package_of
+from agentcompile_core.runtime.installed_packages import (
+    VERSIONED,
+    is_found,
+    is_installed,
+    is_own_class,
+    is_own_module,
+    is_standard_file,
+    package_of,
+)
 from agentcompile_core.stages.capture import libraries
 from agentcompile_core.stages.capture.modules import run_file
 
@@ -190,3 +199,7 @@ def test_a_folder_of_any_name_that_torch_was_installed_into(tmp_path: Path, monk
     installed_packages._beside_torch.cache_clear()
     assert both(imported(tmp_path, "acme_recorded")) == (False, False)
     assert both(imported(tmp_path, "acme_handler")) == (True, True)
+
+
+def test_the_version_of_all_whose_source_is_not_looked_into_is_part_of_the_keys() -> None:
+    assert {f"{name.removesuffix('_core')} {importlib.import_module(name).__version__}" for name in VERSIONED} <= {*_versions()}

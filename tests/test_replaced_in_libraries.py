@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 from agentcompile_core.plugin.interfaces import LoadedModel
@@ -87,6 +88,21 @@ def test_a_class_of_code_that_names_no_module_is_ones_own(made: str) -> None:
         assert [one.path for one in held_by(kind())] == ["notes"]
         found.add(identity(LoadedModel(module=kind(), name="m")).capture)
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("chosen", ["acme", "sdpa"])
+@pytest.mark.parametrize("table", [transformers.AttentionInterface, transformers.AttentionMaskInterface])
+def test_attention_and_masks_that_somebody_registered_count(table: Any, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (transformers.AttentionInterface, transformers.AttentionMaskInterface):
+        monkeypatch.setattr(one, "_global_mapping", {**one._global_mapping, "acme": one._global_mapping["sdpa"]})
+    config = transformers.LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32,
+                                      attn_implementation=chosen)
+    model = LoadedModel(module=transformers.LlamaForCausalLM(config), name="m")
+    found = [identity(model)]
+    for body in ("x * 2", "x * 3"):
+        table.register(chosen, functools.wraps(table()["sdpa"])(written(body, __name__="__main__")))
+        found.append(identity(model))
+    assert len({one.capture for one in found}) == 3 and not any(one.unstable for one in found)
 
 
 def test_named_tuples_of_ones_own_have_a_stable_form() -> None:

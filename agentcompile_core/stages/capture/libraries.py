@@ -26,8 +26,8 @@ from ...runtime.installed_packages import (
 )
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
-# What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
 _AROUND = (FunctionType, MethodType, type, functools.partial, functools.partialmethod, functools._lru_cache_wrapper)
+# What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
 _PUT_THERE = frozenset({"smart_apply"})
 
 
