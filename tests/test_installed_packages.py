@@ -13,10 +13,20 @@ import pytest
 import torch
 from torch import nn
 
-from agentcompile_core.runtime import held, installed_packages
+from agentcompile_core.api import _versions
+from agentcompile_core.runtime import installed_packages
 from agentcompile_core.runtime.held import held_by
-from agentcompile_core.runtime.installed_packages import is_installed, is_own_module, is_standard_file, package_of
+from agentcompile_core.runtime.installed_packages import (
+    VERSIONED,
+    is_found,
+    is_installed,
+    is_own_class,
+    is_own_module,
+    is_standard_file,
+    package_of,
+)
 from agentcompile_core.stages.capture import libraries
+from agentcompile_core.stages.capture.modules import run_file
 
 TEXT = """
 from torch import nn
@@ -110,12 +120,39 @@ def test_a_package_that_is_being_written_is_ones_own_wherever_it_is_imported_fro
 
 def test_a_class_that_is_made_at_run_time_is_not_the_module_that_made_it() -> None:
     made = dataclasses.make_dataclass("Made", ["by"])
-    assert made.__module__ in ("types", __name__) and held._is_own_class(made) and not held._is_own_class(SimpleNamespace)
+    assert made.__module__ in ("types", __name__) and is_own_class(made) and not is_own_class(SimpleNamespace)
 
 
-@pytest.mark.parametrize("name", ["profile", "token"])
-def test_a_module_of_ones_own_may_be_called_as_one_of_the_standard_library(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["profile", "token", "agentcompile_bench", "torch_helpers"])
+def test_a_module_of_ones_own_may_be_called_as_one_of_the_standard_library_or_like_this_package(tmp_path: Path, name: str) -> None:
     assert both(imported(tmp_path, name)) == (True, True)
+
+
+def test_a_file_that_is_given_by_its_path_is_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(TEXT)
+    assert both(run_file(tmp_path / "net.py")) == (True, True)
+
+
+def test_classes_that_a_library_makes_as_it_goes_are_its_own() -> None:
+    part = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert not is_found(type(part)) and not is_own_class(type(part)) and not list(held_by(part))
+    assert type(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))) is not nn.Linear
+    assert not list(held_by(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))))
+
+
+def test_a_class_is_ones_own_where_another_module_has_the_name_of_its_file(tmp_path: Path) -> None:
+    """As of a file that is run by its path, beside an installed package of that name."""
+    imported(tmp_path / "site-packages", "acme_twice")
+    exec(TEXT, namespace := {"__name__": "acme_twice"})
+    assert both(SimpleNamespace(**namespace)) == (True, True)
+
+
+def test_what_a_program_defines_belongs_to_no_package_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another module of one's own has from there is part of that module."""
+    monkeypatch.setitem(sys.modules, "__main__", pytest)
+    exec("def helper(x):\n    return x", namespace := {"__name__": "__main__"})
+    assert not libraries.of_another_package(namespace["helper"], sys.modules[__name__])
+    assert libraries.of_another_package(pytest.fixture, sys.modules[__name__])
 
 
 def test_modules_without_a_file_are_known_by_name() -> None:
@@ -162,3 +199,7 @@ def test_a_folder_of_any_name_that_torch_was_installed_into(tmp_path: Path, monk
     installed_packages._beside_torch.cache_clear()
     assert both(imported(tmp_path, "acme_recorded")) == (False, False)
     assert both(imported(tmp_path, "acme_handler")) == (True, True)
+
+
+def test_the_version_of_all_whose_source_is_not_looked_into_is_part_of_the_keys() -> None:
+    assert {f"{name.removesuffix('_core')} {importlib.import_module(name).__version__}" for name in VERSIONED} <= {*_versions()}

@@ -264,11 +264,13 @@ def _default_workload(loaded: LoadedModel, dtype: str | None, max_context: int |
 
 
 def _versions() -> tuple[str, ...]:
+    """What stands for the source of all that a capture does not look into: ``runtime.installed_packages.VERSIONED``, and Python's own."""
+    import numpy
     import torch
     import transformers
 
     return (f"agentcompile {__version__}", f"torch {torch.__version__}", f"transformers {transformers.__version__}",
-            f"python {platform.python_version()}")
+            f"numpy {numpy.__version__}", f"python {platform.python_version()}")
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -4,6 +4,7 @@ What programs are made of was chosen by the device's time. A call also takes the
 the last choice is between whole calls, timed as a user waits for them.
 """
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ..context import Context
 from ..errors import Reject
 from ..installation import install, program_check
 from ..plugin.interfaces import Backend, LoadedModel
+from ..runtime import calls
 from ..runtime.device import release_cache
 from ..runtime.module_session import ModuleSession
 
@@ -33,6 +35,7 @@ def settle(session: "install.AnySession", loaded: LoadedModel, run_on: str, ctx:
     launched ones were. The module's own forward is tried where the framework is an allowed origin; it must be faster by
     ``config.margin``, and so must replayed calls.
     """
+    _note_reads(session, loaded)
     if run_on != "auto" or not isinstance(session, ModuleSession) or not hasattr(loaded, "example_inputs"):
         return ()
     backend = install.capturing(session.device, ctx)
@@ -60,6 +63,7 @@ def settle(session: "install.AnySession", loaded: LoadedModel, run_on: str, ctx:
 
 def as_in(settled: ModuleSession, session: "install.AnySession", loaded: LoadedModel, ctx: Context) -> tuple[str, ...]:
     """Let the session of an equal module run calls as ``settled`` does, without timing them; a note where that is not launch by launch."""
+    _note_reads(session, loaded)
     if not isinstance(session, ModuleSession):
         return ()
     backend = install.capturing(session.device, ctx) if settled.replays else None
@@ -67,6 +71,25 @@ def as_in(settled: ModuleSession, session: "install.AnySession", loaded: LoadedM
     if settled.runs_itself and session.step_aside(loaded.module) is None:
         note = "calls run the module's own forward"
     return (f"{note}, as those of an equal module that were timed",) if note else ()
+
+
+def _note_reads(session: "install.AnySession", loaded: LoadedModel) -> None:
+    """Let the session know which tensors the module reads that it does not register, from its example call."""
+    from ..stages.capture.evaluating import evaluating
+    from ..stages.capture.left_behind import undisturbed
+
+    if not isinstance(session, ModuleSession) or not hasattr(loaded, "example_inputs"):
+        return
+    given = partial(_on_device, loaded, session)
+
+    def call() -> None:
+        import torch
+
+        args, keywords = calls.by_name(loaded.module, *copy.deepcopy(given()))
+        with torch.no_grad(), evaluating(loaded.module), undisturbed(loaded.module):
+            loaded.module(*args, **keywords)
+
+    session.weights.note_reads(call)
 
 
 def _replays(session: ModuleSession, loaded: LoadedModel, backend: Backend, is_worth: Callable[[], bool] = lambda: True) -> bool:

@@ -6,19 +6,19 @@ Of parts of one's own classes and of torch's layers: those of other packages kee
 import enum
 import pathlib
 import sys
-import types
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field, frozen
 
-from .installed_packages import is_own_module
+from .installed_packages import is_own_class
+from .unregistered import Same, is_module, is_of_all, is_small, is_tensor, number_of, parts_of, registered_by
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +41,18 @@ class _TooMuch(Exception):
 
 @frozen(eq=False)
 class Held:
-    """What one attribute holds: ``path`` is what it is called, ``reach`` gives it, ``form`` is what it was."""
+    """What one attribute holds: ``path`` is what it is called, ``reach`` gives it, ``form`` is what it was.
+
+    ``registered``: addresses of what the module registers. ``tensors``: those in it that a graph may hold as numbers; ``read`` of them are
+    to stay where they are: those that the forward reads and does not exchange.
+    """
 
     path: str
     reach: Callable[[], Any]
     form: Any
+    registered: frozenset[int] = frozenset()
+    tensors: "tuple[torch.Tensor, ...]" = ()
+    read: frozenset[int] = frozenset()  # by address
 
     def changed(self) -> bool:
         """Whether plain values in it are others by now, or there are more or fewer."""
@@ -54,7 +61,10 @@ class Held:
     def now(self) -> Any:
         """Its form now, for ``keeps``; what cannot be looked at any more has one of its own."""
         try:
-            return _Forms().of(self.reach())
+            forms, value = _Forms(self.registered), self.reach()
+            if is_tensor(value):  # that it is another one is looked at where other attributes are
+                return number_of(value)
+            return (forms.of(value), tuple(map(number_of, self.tensors)), tuple(at for at in forms.met if at in self.read))
         except Exception:  # whatever somebody's class raises where it is looked at
             return _UNREADABLE
 
@@ -79,27 +89,23 @@ def _has_grown(now: Any, then: Any) -> bool:
 
 def held_by(module: "torch.nn.Module") -> Iterator[Held]:
     """All that parts of ``module`` of one's own classes hold and that can be looked at."""
+    registered = registered_by(module)
     for path, part in module.named_modules():
         for name, value in list(part.__dict__.items()):
             with suppress(Exception):  # what raises where it is looked at is not
                 if _may_be_read(part, name) and _has_parts(value):
-                    found = Held(f"{path}.{name}" if path else name, partial(part.__dict__.get, name), None)
-                    form = found.now()
-                    if form is not _UNREADABLE:
-                        yield evolve(found, form=form)
-
-
-@cache
-def _tables() -> frozenset[str]:
-    """What every module of torch has."""
-    from torch import nn
-
-    return frozenset(vars(nn.Module()))
+                    if is_tensor(value) and (id(value) in registered or not number_of(value)):
+                        continue
+                    forms = _Forms(registered)
+                    forms.of(value)
+                    found = Held(f"{path}.{name}" if path else name, partial(part.__dict__.get, name), None, registered,
+                                 tuple(tensor for tensor in forms.met.values() if number_of(tensor)))
+                    yield evolve(found, form=found.now())
 
 
 def _may_be_read(part: "torch.nn.Module", name: str) -> bool:
     """Whether a forward of one's own may read it: it is no note of torch or transformers, and no part of another package holds it."""
-    if name in _tables() or name in _LEFT_BY_LOADING:
+    if is_of_all(name) or name in _LEFT_BY_LOADING:
         return False
     if not _is_own_class(type(part)):  # what was put into a layer of torch's
         return type(part).__module__.startswith("torch.nn.") and not name.startswith("_")
@@ -108,7 +114,7 @@ def _may_be_read(part: "torch.nn.Module", name: str) -> bool:
 
 
 def _has_parts(value: Any) -> bool:
-    return isinstance(value, (dict, *_SEQUENCES, *_SETS, *_NAMESPACES)) or _is_own_object(value)
+    return isinstance(value, (dict, *_SEQUENCES, *_SETS, *_NAMESPACES)) or is_tensor(value) or is_module(value) or _is_own_object(value)
 
 
 def _is_own_object(value: Any) -> bool:
@@ -116,27 +122,26 @@ def _is_own_object(value: Any) -> bool:
     kind = type(value)
     if not _is_own_class(kind):
         return False
-    import torch
-
     loaded = sys.modules.get("transformers.configuration_utils")
     configured = loaded is not None and issubclass(kind, loaded.PreTrainedConfig)  # these are looked at by themselves
-    return not configured and not issubclass(kind, (torch.nn.Module, torch.Tensor, type, *_BY_EQUALITY))
+    return not configured and not is_module(value) and not is_tensor(value) and not issubclass(kind, (type, *_BY_EQUALITY))
 
 
 def _is_own_class(kind: type) -> bool:
-    """Whether no installed package, and not this one, defines it."""
+    """As ``is_own_class``, which every request asks of the same few."""
     known = _own_classes.get(kind)
     if known is None:
-        made_at_run_time = kind.__module__ == "types" and getattr(types, kind.__name__, None) is not kind  # as of make_dataclass
-        known = _own_classes[kind] = made_at_run_time or is_own_module(kind.__module__)
+        known = _own_classes[kind] = is_own_class(kind)
     return known
 
 
 @define
 class _Forms:
     """Values as tuples that compare by what a forward reads. What is no plain value, container or object of one's own is opaque, and has no
-    part in the form of what it lies in."""
+    part in the form of what it lies in; nor have tensors, which a forward may exchange there, but ``met`` are those that were."""
 
+    registered: frozenset[int]
+    met: "dict[int, torch.Tensor]" = field(factory=dict)  # by address
     left: int = MOST
     open: list[int] = field(factory=list)  # of what one is within
 
@@ -151,6 +156,10 @@ class _Forms:
             raise _TooMuch
         if isinstance(value, _BY_EQUALITY) or (kind.__module__ == "torch" and kind.__name__ in ("dtype", "device")):
             return value
+        if is_tensor(value):
+            return self._met(value)
+        if is_module(value):
+            return self._module(value) if id(value) in self.registered or is_small(value) else _OPAQUE
         if isinstance(value, partial):
             return (kind, self._within(value, lambda: (self.of(value.func), self.of(value.args), self.of(value.keywords))))
         if isinstance(value, dict):
@@ -167,6 +176,30 @@ class _Forms:
         """Of one without a name for a key, which a forward may fill as it meets new lengths, what is there now is looked for later."""
         items = tuple((self.of(key), form) for key, one in dict.items(value) if _is_seen(form := self.of(one)))
         return items if any(type(key) is str for key in value) or not items else _Memo(items)
+
+    def _met(self, tensor: "torch.Tensor") -> Any:
+        if id(tensor) not in self.registered:
+            self.met[id(tensor)] = tensor
+        return _OPAQUE
+
+    def _module(self, module: "torch.nn.Module") -> Any:
+        """One that is registered is watched elsewhere. At another one nothing else looks; its tensors count by their numbers, as a graph
+        holds them."""
+        if id(module) in self.registered:
+            return Same(module)
+        return (type(module), self._within(module, lambda: tuple((name, self._part(one)) for name, one in self._parts_of(module))))
+
+    def _parts_of(self, module: "torch.nn.Module") -> Iterator[tuple[str, Any]]:
+        yield from parts_of(module)
+        yield from ((name, one) for name, one in vars(module).items() if not is_of_all(name) and
+                    (type(one) in _SCALARS or isinstance(one, _BY_EQUALITY) or _may_be_read(module, name)))
+
+    def _part(self, value: Any) -> Any:
+        if is_tensor(value):
+            return Same(value) if id(value) in self.registered else number_of(value)
+        if type(value) is Same:
+            return value
+        return self._module(value) if is_module(value) and id(value) not in self.open else self.of(value)
 
     def _within(self, value: Any, made: Callable[[], Any]) -> Any:
         self.open.append(id(value))

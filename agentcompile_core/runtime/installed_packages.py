@@ -1,4 +1,4 @@
-"""Which files belong to the standard library and to installed packages, and which modules are one's own: for captures and for what runs."""
+"""Which files belong to the standard library and to installed packages, and whose modules and classes are: for captures and what runs."""
 
 import csv
 import os
@@ -8,8 +8,10 @@ from functools import cache
 from importlib.metadata import distributions
 from typing import Any
 
+VERSIONED = ("torch", "transformers", "numpy", "agentcompile_core")  # their versions stand for their source in keys of captures
+LIBRARIES = (*VERSIONED, "peft", "accelerate")  # wherever they lie
 _FOLDERS = ("site-packages", "dist-packages")
-_LIBRARIES = ("torch", "transformers", "peft", "accelerate")  # wherever they lie
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
 @cache
@@ -48,21 +50,49 @@ def package_of(path: str) -> str:
     return name if name and not is_elsewhere else _package_in(os.path.realpath(path))[0]
 
 
+def home_of(name: Any) -> tuple[str, str]:
+    """The package that the name of a module begins with, and the module's file; empty: it has none, or is not imported.
+
+    Of ``__main__`` nobody knows the file: a profiler runs one's program under that name, which it has itself. A class of C may say no name.
+    """
+    if not isinstance(name, str):
+        return "builtins", ""
+    path = None if name == "__main__" else getattr(sys.modules.get(name), "__file__", None)
+    return name.partition(".")[0], path if isinstance(path, str) else ""
+
+
 def is_own_module(name: Any) -> bool:
     """Whether the module that a class says it is of belongs to no installed package, not to the standard library and not to this one.
 
     A file of one's own may be called as a module of the standard library is; what has no file, or lies in an application's archive, is
-    known by its name. A profiler runs one's program under the name ``__main__``, which it has itself.
+    known by its name.
     """
-    if name == "__main__":
-        return True
-    root = name.partition(".")[0] if isinstance(name, str) else "builtins"
-    if root in _LIBRARIES or root.startswith("agentcompile_"):
+    root, path = home_of(name)
+    if root in LIBRARIES:
         return False
-    path = getattr(sys.modules.get(name), "__file__", None)
-    if path is None or _is_frozen():
-        return root not in sys.stdlib_module_names and not (path and is_installed(path))
+    if not path or _is_frozen():
+        return root not in sys.stdlib_module_names and not is_installed(path)
     return not is_standard_file(path) and not is_installed(path)
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether no installed package, and not this one, defines a class: one that is made at run time is nobody else's, but for those that a
+    library's own code makes as it goes (torch.fx, of each of its modules)."""
+    return home_of(kind.__module__)[0] not in LIBRARIES and (is_own_module(kind.__module__) or not is_found(kind))
+
+
+def is_found(kind: type) -> bool:
+    """Whether the module that a class says it is of holds it under the class's own name; true of types of C, which cannot be changed.
+
+    What is made at run time says what it likes: ``make_dataclass`` of Python 3.11 that it is of ``types``, code without a name for its
+    module that it is of ``builtins``.
+    """
+    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _IMMUTABLE_TYPE:
+        return True
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is kind
 
 
 def _is_frozen() -> bool:

@@ -10,6 +10,7 @@ from attrs import evolve
 from .as_captured import as_captured
 from .device import at_any_length
 from .held import HOLDS, Held, held_by, keeps
+from .unregistered import read_by
 from .watched import EXCHANGEABLE, REPLACED, SET, functions_of, slots_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,19 @@ class AsBound:
         if not found:  # what stands in another's place, and hooks of transformers' own, are what is seen from now on
             self._is_same = self._same()
         return found
+
+    def note_reads(self, call: Callable[[], object]) -> None:
+        """Of tensors that lie in lists, mappings and objects, those have to stay there that ``call``, a call of the module, reads. Others a
+        forward keeps for somebody else, and exchanges. Where it raises, all have to stay."""
+        if not any(one.tensors for one in self._held):
+            return
+        try:
+            read = read_by(call)
+        except Exception:  # whatever it is
+            read = frozenset(id(tensor) for one in self._held for tensor in one.tensors)
+        held = [evolve(one, read=read & set(map(id, one.tensors))) for one in self._held]
+        self._held = [evolve(one, form=one.now()) for one in held]
+        self._is_same = self._same()
 
     def adopt(self) -> None:
         """What differs now among what a forward may exchange is what was bound: the module itself ran since ``change`` found nothing."""

@@ -84,9 +84,10 @@ def _of_globals(module: "torch.nn.Module") -> Iterator[Slot]:
     seen: set[tuple[int, str]] = set()
     for kind, method in functions_of(module):
         function = inspect.unwrap(getattr(kind, method))
-        if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+        home = f"{function.__module__ or ''}." if isinstance(function, FunctionType) else "torch."  # code may have no name for its module
+        if home.startswith("torch."):
             continue
         for name in function.__code__.co_names:
             if isinstance(function.__globals__.get(name), FunctionType) and (id(function.__globals__), name) not in seen:
                 seen.add((id(function.__globals__), name))
-                yield function.__globals__, name, f"{function.__module__}.{name}", _PATCHED
+                yield function.__globals__, name, f"{home}{name}".lstrip("."), _PATCHED

@@ -185,6 +185,11 @@ class WeightStore:
         """
         self._as_bound = AsBound(self._module, with_mode, forward) if self._module is not None else None
 
+    def note_reads(self, call: "Callable[[], object]") -> None:
+        """See ``AsBound.note_reads``; nothing where nothing was settled."""
+        if self._as_bound is not None:
+            self._as_bound.note_reads(call)
+
     def check_unchanged(self, name: str) -> None:
         """Do nothing where nothing was settled, or the module is the one whose programs these are.
 

@@ -9,12 +9,13 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 
 from ...plugin.interfaces import LoadedModel
 from . import libraries
@@ -104,11 +105,16 @@ def _global_hooks(digests: Digests) -> Iterator[str]:
 
 def _config(digests: Digests, config: PretrainedConfig) -> str:
     chosen = getattr(config, "_attn_implementation", None)
-    functions = AttentionInterface()
-    function = functions[chosen] if isinstance(chosen, str) and chosen in functions else None
-    own = "" if function is None or libraries.is_library_file(inspect.unwrap(function).__code__.co_filename) else digests.of(function)
+    functions = [table[chosen] for table in (AttentionInterface(), AttentionMaskInterface()) if isinstance(chosen, str) and chosen in table]
+    own = [digests.of(function) for function in functions if not _is_librarys(function)]
     name = "" if chosen is None or chosen in ATTENTION else str(chosen)
-    return join("config", digests.klass(type(config)), config_text(config, digests), name, own)
+    return join("config", digests.klass(type(config)), config_text(config, digests), name, *own)
+
+
+def _is_librarys(function: Any) -> bool:
+    """Whether the version of a library stands for a function: it was written there, and nothing of somebody else is around or within."""
+    written = inspect.unwrap(function)
+    return isinstance(written, FunctionType) and libraries.is_library_function(written) and not libraries.is_foreign(function)
 
 
 def config_text(config: Any, digests: Digests | None = None) -> str:

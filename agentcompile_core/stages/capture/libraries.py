@@ -1,23 +1,34 @@
 """What belongs to a library whose version stands for its source, and what somebody changed in it at run time."""
 
+import functools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy
 import torch
 import transformers
 
-from ...runtime.installed_packages import is_installed, is_standard_file, package_of, standard_folders
+from ...runtime.installed_packages import (
+    VERSIONED,
+    home_of,
+    is_found,
+    is_installed,
+    is_own_class,
+    is_standard_file,
+    package_of,
+    standard_folders,
+)
 
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
-_HEAP_TYPE = 1 << 9
+_AROUND = (FunctionType, MethodType, type, functools.partial, functools.partialmethod, functools._lru_cache_wrapper)
 # What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
 _PUT_THERE = frozenset({"smart_apply"})
-_NAMES = ("torch", "transformers", "numpy", "agentcompile_core")
 
 
 @cache
@@ -35,29 +46,13 @@ def is_library_file(path: str) -> bool:
 
 def is_library_module(name: str) -> bool:
     """Whether the imported module ``name`` is a library's; one of C counts by its package."""
-    if name in _NAMES or name == "builtins":
-        return True
-    if name == "__main__":
-        return False  # a profiler runs one's program under the name that it has itself
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    root = name.partition(".")[0]
-    if path is None:
-        return root in _NAMES or root in sys.stdlib_module_names
-    return is_library_file(path) or root in _NAMES
+    root, path = home_of(name)
+    return root in VERSIONED or (is_library_file(path) if path else root in sys.stdlib_module_names)
 
 
 def is_library_class(cls: type) -> bool:
     """Whether ``cls`` is found in a library under its own name; a class made at run time is not."""
-    name = cls.__module__
-    if name == "builtins":
-        return True
-    if not cls.__flags__ & _HEAP_TYPE:
-        return is_library_module(name)  # written in C
-    found: Any = sys.modules.get(name) if is_library_module(name) else None
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is cls
+    return is_library_module(cls.__module__) and is_found(cls)
 
 
 def code_name(code: CodeType) -> str:
@@ -78,7 +73,7 @@ def builtin_name(value: Any) -> str:
     else:
         module = str(getattr(value, "__module__", None) or type(value).__module__)
     root = module.partition(".")[0]
-    known = root in _NAMES or root in ("builtins", "agentcompile") or root in sys.stdlib_module_names
+    known = root in VERSIONED or root in ("builtins", "agentcompile") or root in sys.stdlib_module_names
     return f"{module}.{getattr(value, '__name__', type(value).__name__)}" if known else ""
 
 
@@ -90,19 +85,46 @@ def function_of(value: Any) -> Any:
 
 
 def is_library_function(function: FunctionType) -> bool:
-    """Whether a library wrote this function, or made it at import."""
+    """Whether a library wrote this function, or made it at import. A wrapper says that it is of the module of what it wraps."""
     path = function.__code__.co_filename
-    return is_library_file(path) or (path.startswith("<") and is_library_module(function.__module__ or ""))
+    return is_library_file(path) or (path.startswith("<") and is_library_module(function.__globals__.get("__name__", "")))
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether a library holds something that nobody installed: a function, class or object of the user's."""
-    value = function_of(value)
+    """Whether a library holds something that nobody installed: a function, class or object of the user's, or one of its own around that."""
+    return any(map(_is_foreign, _layers_of(value)))
+
+
+def _is_foreign(value: Any) -> bool:
     if type(value) is FunctionType:
         return not is_library_function(value) and not is_installed(value.__code__.co_filename)
-    name = (value if isinstance(value, type) else type(value)).__module__
-    path = "" if name == "__main__" else getattr(sys.modules.get(name), "__file__", None) or ""
-    return not is_library_module(name) and not is_installed(path)
+    return is_own_class(value if isinstance(value, type) else type(value))
+
+
+def _layers_of(value: Any) -> Iterator[Any]:
+    """What stands in another's place, and what it calls: decorators and partial calls of libraries say nothing of what is within."""
+    seen: set[int] = set()
+    left = [function_of(value)]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, FunctionType):
+            left += [within for within in _closed_over(one) if isinstance(within, _AROUND)]
+        elif isinstance(one, MethodType):
+            left += [one.__func__, one.__self__]
+        elif isinstance(one, (functools.partial, functools.partialmethod)):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, functools._lru_cache_wrapper):
+            left.append(one.__wrapped__)
+
+
+def _closed_over(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing was put into it yet
+            yield cell.cell_contents
 
 
 def of_another_package(value: Any, module: ModuleType) -> bool:
@@ -110,14 +132,9 @@ def of_another_package(value: Any, module: ModuleType) -> bool:
 
     A function counts by the module that wrote it, not by the decorator's code around it.
     """
-    home = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
-    package = _package_of(home)
-    return bool(package) and package != _package_of(module)
-
-
-def _package_of(module: Any) -> str:
-    """Where in a folder of installed packages a module lies; empty elsewhere."""
-    return package_of(str((isinstance(module, ModuleType) and vars(module).get("__file__")) or ""))
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    package = package_of(home_of(home)[1])
+    return bool(package) and package != package_of(home_of(module.__name__)[1])
 
 
 def is_native(cls: type, name: str, value: Any) -> bool:

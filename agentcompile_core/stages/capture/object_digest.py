@@ -39,6 +39,7 @@ _SKIPPED = frozenset({
 _BY_TEXT = (torch.dtype, torch.layout, torch.memory_format, range, slice, pathlib.PurePath)
 ITERATOR = "it holds an iterator, whose place has no stable form"
 _HEAP_TYPE = 1 << 9
+_FIELD = type(vars(collections.namedtuple("_FIELD", "first"))["first"])
 _CODE = (FunctionType, MethodType, type, functools.partial)
 _WITHOUT_STATE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
                   types.ClassMethodDescriptorType)
@@ -198,6 +199,8 @@ class Digests:
     def _attribute(self, value: Any, library: bool) -> str:
         if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
             return "slot"
+        if isinstance(value, _FIELD):
+            return f"field={value.__reduce__()[1][0]}"
         return self.lenient(libraries.function_of(value) if isinstance(value, property) else value) if library else self.of(value)
 
     def tensor(self, value: Tensor) -> str:

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,20 @@ SETTING = "compiler of [plugin.emulation]"
 
 @frozen(kw_only=True)
 class Toolchain:
-    """A g++ with its version line, the folders of the CUDA headers and a digest of what is in them, and flags: those for this processor,
-    those for a faster linker, and those that fill what a kernel reads before it sets it."""
+    """A g++ with its version line, the folders of the CUDA headers, and flags: those for this processor, those for a faster linker, and
+    those that fill what a kernel reads before it sets it."""
 
     compiler: str
     version: str
     includes: tuple[Path, ...]
-    headers: str
     processor_flags: tuple[str, ...]
     linker_flags: tuple[str, ...]
     poison_flags: tuple[str, ...]
+
+    @functools.cached_property
+    def headers(self) -> str:
+        """SHA-256 of what is in the CUDA headers, for keys: read where one is made, and once, since it takes up to 200 ms."""
+        return _digest_of(self.includes)
 
 
 def _header_candidates() -> list[Path]:
@@ -73,12 +78,23 @@ def _digest_of(includes: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
     for folder in includes:
         beside = (name for pattern in ("*.h", "*.hpp") for name in folder.glob(pattern))
-        places = (place for one in _HEADER_FOLDERS for place in os.walk(folder / one, followlinks=True))
-        below = (Path(place) / name for place, _, names in places for name in names)
+        below = (path for one in _HEADER_FOLDERS for path in _files_below(folder / one))
         for path in sorted(name for name in (*beside, *below) if name.is_file()):
             contents = path.read_bytes()
             digest.update(f"{path.relative_to(folder)} {len(contents)}\0".encode() + contents)
     return digest.hexdigest()
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Names in a folder and in those below it, behind links too: of a circle of links, each real folder once."""
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()  # which of two ways to a folder is gone does not depend on the file system
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(place) / name for name in names)
 
 
 def _processor_flags() -> tuple[str, ...]:
@@ -129,7 +145,7 @@ def find_toolchain(compiler: str = GXX) -> Toolchain:
     if path is None:
         raise UsageError(f"{SETTING} is {compiler!r}, which is no program; name a g++ on PATH or by its path")
     includes = _cuda_includes()
-    return Toolchain(compiler=path, version=_version(path), includes=includes, headers=_digest_of(includes),
+    return Toolchain(compiler=path, version=_version(path), includes=includes,
                      processor_flags=_processor_flags(), linker_flags=_linker_flags(), poison_flags=_poison_flags(path))
 
 

@@ -61,3 +61,33 @@ def test_what_was_built_serves_another_environment_with_the_same_headers_and_no_
         toolchain.find_toolchain.cache_clear()
     assert one == same != other and compilers[0] == compilers[1] != compilers[2], "records of what was judged have another key too"
     assert len(compiled) == 2 * 4, "the emulator's own two files, the kernel, and what links it"
+
+
+def test_who_asks_for_the_compiler_alone_does_not_wait_for_the_headers_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read: list[object] = []
+    monkeypatch.setattr(toolchain, "_digest_of", lambda includes: read.append(includes) or "digest")
+    toolchain.find_toolchain.cache_clear()
+    try:
+        backend = EmulationBackend(tmp_path)
+        assert backend.available() is True and toolchain.find_toolchain().compiler and not read
+        assert backend.compiler() == backend.compiler() and "headers digest" in backend.compiler()
+        assert read == [toolchain.find_toolchain().includes], "once, where a key is made"
+    finally:
+        toolchain.find_toolchain.cache_clear()
+
+
+def test_headers_behind_links_are_read_and_a_circle_of_links_ends(tmp_path: Path):
+    inner, elsewhere = tmp_path / "cuda" / "std", tmp_path / "elsewhere"
+    inner.mkdir(parents=True)
+    elsewhere.mkdir()
+    for name in ("up", "again"):  # both ways at each level: without an end after 40 levels there would be 2^40 of them
+        (inner / name).symlink_to(tmp_path / "cuda")
+    (tmp_path / "cuda" / "linked").symlink_to(elsewhere)
+    (inner / "array").write_text("1")
+    (elsewhere / "behind").write_text("1")
+    assert sorted(map(str, toolchain._files_below(tmp_path / "cuda"))) == [str(tmp_path / "cuda/linked/behind"), str(inner / "array")]
+    digests = [toolchain._digest_of((tmp_path,))]
+    for path in (elsewhere / "behind", inner / "array"):
+        path.write_text("2")
+        digests.append(toolchain._digest_of((tmp_path,)))
+    assert len(set(digests)) == 3

@@ -1,0 +1,124 @@
+"""Tensors and modules that lie beside what a module registers: a graph holds what they were as numbers, and no weight is read there."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_PARTS = 64
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+@frozen(eq=False)
+class Same:
+    """A form that is equal to that of the same object alone."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@cache
+def _tables() -> frozenset[str]:
+    """What every module of torch has."""
+    return frozenset(vars(_kinds()[0]()))
+
+
+def is_of_all(name: str) -> bool:
+    """Whether every module of torch has an attribute of this name."""
+    return name in _tables()
+
+
+@cache
+def _kinds() -> "tuple[type[torch.nn.Module], type[torch.Tensor]]":
+    from torch import Tensor, nn
+
+    return nn.Module, Tensor
+
+
+def is_module(value: Any) -> bool:
+    return isinstance(value, _kinds()[0])
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, _kinds()[1])
+
+
+def registered_by(module: "torch.nn.Module") -> frozenset[int]:
+    """Addresses of all parts, parameters and buffers of a module, which are watched by themselves or read where they lie."""
+    return frozenset(map(id, (*module.modules(), *module.parameters(), *module.buffers())))
+
+
+def is_small(module: "torch.nn.Module") -> bool:
+    """Whether a module has so few parts that it can be looked at before each request: no model that somebody keeps beside his own."""
+    return sum(1 for _ in islice(module.modules(), MOST_PARTS + 1)) <= MOST_PARTS
+
+
+def parts_of(module: "torch.nn.Module") -> Iterator[tuple[str, Any]]:
+    """What else than its attributes a forward of a module depends on, by name: its mode, tensors, parts and hooks (as ``Same``)."""
+    yield "training", module.training
+    for table in (module._parameters, module._buffers, module._modules):
+        yield from table.items()
+    for name in _HOOKS:  # transformers looks at what modules compute by some of its own
+        hooks = getattr(module, name).values()
+        yield from ((name, Same(hook)) for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers."))
+
+
+def read_by(call: "Callable[[], object]") -> frozenset[int]:
+    """Addresses of the tensors that operators were given while ``call`` ran; of those that nobody else holds they say nothing."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils import _pytree as pytree
+
+    seen: set[int] = set()
+
+    class Reads(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+            seen.update(map(id, filter(is_tensor, pytree.tree_leaves((args, kwargs)))))
+            return func(*args, **(kwargs or {}))
+
+    with Reads():
+        call()
+    return frozenset(seen)
+
+
+@cache
+def _known() -> Any:
+    """What ``number_of`` said, and the tensor's version then."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
+def number_of(tensor: "torch.Tensor") -> tuple[Any, ...]:
+    """Shape, type and number of a tensor whose elements are all equal, of which 0.0 and -0.0 are two; empty: it is none.
+
+    Of tensors that are not registered no others have a say in a graph (``stages.capture.importer``). It is looked at again where it was
+    written to.
+    """
+    version = -1 if tensor.is_inference() else int(tensor._version)
+    known = _known().get(tensor)
+    if known is None or known[0] != version or version < 0:
+        known = _known()[tensor] = version, _number_of(tensor)
+    found: tuple[Any, ...] = known[1]
+    return found
+
+
+def _number_of(tensor: "torch.Tensor") -> tuple[Any, ...]:
+    import torch
+
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+        return ()
+    data = tensor.detach()
+    first = data[(0,) * data.dim()]
+    if not bool((data == first).all()) or not bool((data.signbit() == first.signbit()).all()):
+        return ()
+    return tuple(data.shape), data.dtype, repr(first.item())

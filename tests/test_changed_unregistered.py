@@ -1,0 +1,154 @@
+"""Modules and tensors that a module keeps in plain lists, mappings and objects, registered nowhere: a graph holds what they were."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import agentcompile_core as ac
+from agentcompile_core.errors import UsageError
+from agentcompile_core.runtime.held import held_by
+from agentcompile_core.runtime.module_changes import AsBound
+from agentcompile_core.runtime.unregistered import MOST_PARTS
+from agentcompile_core.store import Store
+
+STORE = Store(None)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that is an attribute, and one that is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by, self.tensor = 2.0, torch.tensor(3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by * self.tensor
+
+
+class Net(nn.Module):
+    """Reads modules and tensors that it did not register."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.order, self.weights = [self.second, self.first], {"a": self.first.weight, "b": self.second.bias}
+        self.acts, self.named = [nn.LayerNorm(4), Scaled()], {"last": nn.Sequential(nn.GELU(), nn.LayerNorm(4))}
+        self.tensors, self.scale = {"in": [torch.tensor(2.0), torch.ones(4)]}, torch.full((4,), 3.0)
+        self.latest: dict[str, Any] = {"x": torch.zeros(1), "random": torch.randn(4)}
+        object.__setattr__(self, "hidden", nn.Sequential(nn.LayerNorm(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one in (*self.order, *self.acts, self.named["last"], self.hidden):
+            x = one(x)
+        return x * self.tensors["in"][0] + self.tensors["in"][1] * self.scale
+
+
+def compiled() -> tuple[Any, Any]:
+    net = Net().eval()
+    for part in (net, *net.acts, net.named["last"], net.hidden):  # type: ignore[misc]
+        part.eval().requires_grad_(False)
+    return net, ac.compile(net, example_inputs=(torch.randn(3, 4),), device="cpu", store=STORE)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "acts, a number": lambda net: setattr(net.acts[1], "by", 4.0),
+    "acts, a tensor that is an attribute": lambda net: net.acts[1].tensor.fill_(4.0),
+    "acts, another tensor": lambda net: setattr(net.acts[1], "tensor", torch.tensor(4.0)),
+    "acts, a weight": lambda net: net.acts[0].weight.fill_(4.0),
+    "acts, one element of a weight": lambda net: net.acts[0].weight[2].fill_(4.0),
+    "acts, another weight": lambda net: setattr(net.acts[0], "weight", nn.Parameter(torch.randn(4))),
+    "acts, weights from a file": lambda net: net.acts[0].load_state_dict({"weight": torch.randn(4), "bias": torch.randn(4)}),
+    "acts, another module": lambda net: net.acts.__setitem__(1, nn.Tanh()),
+    "acts, one more": lambda net: net.acts.append(nn.Tanh()),
+    "acts, one of a part": lambda net: net.acts[1].__setattr__("part", nn.Tanh()),
+    "acts, its mode": lambda net: net.acts[1].train(),
+    "acts, a hook": lambda net: net.acts[1].register_forward_hook(lambda part, args, result: result + 1),
+    "acts, its forward": lambda net: setattr(net.acts[1], "forward", lambda x: x),
+    "named, a part of one": lambda net: net.named["last"].__setitem__(0, nn.Tanh()),
+    "named, a number of a part of one": lambda net: setattr(net.named["last"][1], "eps", 0.5),
+    "hidden": lambda net: net.hidden[0].bias.fill_(4.0),
+    "hidden, another one": lambda net: object.__setattr__(net, "hidden", nn.Tanh()),
+    "order, of those that are registered": lambda net: net.order.reverse(),
+    "tensors": lambda net: net.tensors["in"][0].fill_(4.0),
+    "tensors, through a view": lambda net: net.tensors["in"][1][2:].mul_(4.0),
+    "tensors, another one": lambda net: net.tensors["in"].__setitem__(1, torch.randn(4)),
+    "tensors, others": lambda net: setattr(net, "tensors", copy.deepcopy(net.tensors)),
+    "tensors, one less": lambda net: net.tensors["in"].pop(),
+    "tensors, that change places": lambda net: net.tensors["in"].reverse(),
+    "scale": lambda net: net.scale.mul_(4.0),
+}
+EQUAL: dict[str, Callable[[Any], Any]] = {
+    "weights that are read where they lie": lambda net: net.first.weight.fill_(4.0),
+    "written anew, with the same number": lambda net: (net.tensors["in"][0].fill_(2.0), net.acts[0].weight.mul_(1.0), net.scale.fill_(3.0)),
+    "an attribute": lambda net: setattr(net, "scale", torch.full((4,), 3.0)),
+    "an equal module": lambda net: net.acts.__setitem__(1, copy.deepcopy(net.acts[1])),
+    "weights from a file": lambda net: net.hidden.load_state_dict(copy.deepcopy(net.hidden.state_dict())),
+    "what its forward keeps": lambda net: net.latest.update(x=torch.ones(3), y=torch.ones(3)),
+    "no number that a graph could hold": lambda net: net.latest["random"].copy_(torch.randn(4)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_of_what_is_not_registered_is_refused_by_its_name(what: str) -> None:
+    net, mine = compiled()
+    assert mine.graphs.graphs  # it is programs that run
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(mine(x), net(x))
+    CHANGES[what](net)
+    with pytest.raises(UsageError, match=rf"^{what.partition(',')[0]} holds something else"):
+        mine(x)
+
+
+@pytest.mark.parametrize("what", EQUAL)
+def test_what_changes_no_result_is_no_change(what: str) -> None:
+    net, mine = compiled()
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        EQUAL[what](net)
+        torch.testing.assert_close(mine(x), net(x))
+    net.acts[1].by = 9.0
+    with pytest.raises(UsageError, match="acts holds something else"):
+        mine(x)
+
+
+def test_a_tensor_that_took_the_place_of_an_equal_one_is_looked_at_like_that() -> None:
+    net, mine = compiled()
+    net.scale = torch.full((4,), 3.0)
+    mine(torch.randn(3, 4))
+    net.scale.add_(1.0)
+    with pytest.raises(UsageError, match="scale holds something else"):
+        mine(torch.randn(3, 4))
+
+
+def test_a_module_that_cannot_be_called_is_taken_to_read_all_that_it_holds() -> None:
+    net = Net()
+    bound = AsBound(net, with_mode=True)
+    bound.note_reads(lambda: net(torch.zeros(1, 99)))
+    assert bound.change() == ""
+    net.latest["x"] = torch.ones(1)
+    assert bound.change() == "latest holds something else"
+
+
+def test_circles_end_and_a_whole_model_that_lies_beside_is_left_alone_but_not_what_lies_with_it() -> None:
+    net = Net()
+    net.acts[1].__dict__["owner"] = [net, net.acts[1]]
+    net.tensors["beside"] = [nn.Sequential(*(nn.Tanh() for _ in range(MOST_PARTS))), {"by": 2.0}]  # type: ignore[list-item]
+    assert [one.path for one in held_by(net)] == ["order", "weights", "acts", "named", "tensors", "scale", "latest", "hidden"]
+    bound = AsBound(net, with_mode=True)
+    net.tensors["beside"][0][0].by = 3.0  # type: ignore[index]
+    assert bound.change() == ""
+    net.tensors["beside"][1]["by"] = 3.0  # type: ignore[index]
+    assert bound.change() == "tensors holds something else"
+
+
+def test_what_the_forward_of_a_language_model_writes_to_such_a_tensor_is_not_asked_for_again() -> None:
+    net = Net()
+    bound = AsBound(net, with_mode=False, forward=lambda part: part.scale.add_(1.0))
+    net.scale.add_(1.0)
+    assert bound.change() == ""
+    net.acts[1].by = 9.0
+    assert bound.change() == "acts holds something else"
