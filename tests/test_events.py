@@ -127,6 +127,7 @@ def test_a_cache_that_cannot_be_used_is_said_in_text_and_json(cli, tmp_path: Pat
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("AGENTCOMPILE_CACHE_DIR", str(blocked / "cache"))
+    monkeypatch.setenv("AGENTCOMPILE_PLUGINS", "numerics")  # no emulation, which builds itself anew for another folder
     model = tmp_path / "relu.py"
     model.write_text("import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n\n"
                      "def get_inputs():\n    return [torch.randn(16)]\n\ndef get_init_inputs():\n    return []\n")

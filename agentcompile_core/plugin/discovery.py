@@ -41,7 +41,7 @@ def _entry_points(catalog: Catalog) -> dict[str, list[_Found]]:
     for dist in metadata.distributions():
         try:
             points = tuple(point for point in dist.entry_points if _GROUP.match(point.group))
-            label = f"{dist.name} {dist.version}" if points else ""  # which costs far more to read than the points
+            label = _label(dist) if points else ""  # which costs far more to read than the points
         except Exception as exc:  # somebody's damaged installation, perhaps of no plugin at all
             _unreadable(dist, exc, catalog)
             continue
@@ -51,6 +51,12 @@ def _entry_points(catalog: Catalog) -> dict[str, list[_Found]]:
     for key in sorted(found):
         groups.setdefault(key[0], []).append(found[key])
     return groups
+
+
+def _label(dist: metadata.Distribution) -> str:
+    """Name and version, each of which would read and parse all of the metadata."""
+    said = dist.metadata
+    return f"{said['Name']} {said['Version']}"
 
 
 def _unreadable(dist: Any, exc: Exception, catalog: Catalog) -> None:
