@@ -90,13 +90,14 @@ def test_tokens_are_those_of_single_steps_for_every_count_and_every_end(model: L
     wanted = by_huggingface(model, prompt, device, do_sample=False)
     asked = [(count, None) for count in range(1, NEW + 1)] + [(NEW, token) for token in dict.fromkeys(wanted[0, length:].tolist())]
     for count, eos in asked:
+        of_single, behind_it = single.generate(prompt, count, eos_token_id=eos), left(single)
         for streamed in (False, True):
             heard = Heard() if streamed else None
             found = several.generate(prompt, count, eos_token_id=eos, streamer=heard)
-            assert torch.equal(found, single.generate(prompt, count, eos_token_id=eos))
+            assert torch.equal(found, of_single)
             assert torch.equal(found, wanted[:, : found.shape[1]]) and (found.shape[1] == length + count or int(found[0, -1]) == eos)
             assert heard is None or heard.tokens == found[0].tolist()
-            assert all(torch.equal(a, b) for a, b in zip(left(several), left(single), strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(left(several), behind_it, strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
