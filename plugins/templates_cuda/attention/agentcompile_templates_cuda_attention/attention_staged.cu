@@ -8,9 +8,9 @@
 // whatever is in flight, so the blocks of the kernels in front and behind fit beside this one on an SM, and their loads and its
 // own overlap. Wins where a split has many positions: thousands of them in all.
 //
-// Plan::together: how many of its steps, in as many stages, a warp takes at once: one, or all that wait (path=whole). Alone on its scheduler a
-// warp waits for the tensor cores, for its lanes and for shared memory, then once for all of them. Wins alone where stages hold all positions
-// (0.4 to 0.8 us of 4.6 to 5.1 at 2,048, H200), less inside a chain, where its registers keep other blocks away.
+// Plan::together: how many of its steps, in as many stages, a warp takes at once: one, or all that wait (path=whole). Alone on its
+// scheduler a warp waits for the tensor cores, for its lanes and for shared memory, then once for all of them. Wins alone where stages hold
+// all positions (0.4 to 0.8 us of 4.6 to 5.1 at 2,048, H200), less inside a chain, where its registers keep other blocks away.
 #include "staged_steps.cuh"
 
 namespace {
@@ -34,15 +34,16 @@ struct Stream {
     constexpr int at_once = ac::warp_size / Vectors;  // rows
     if constexpr (ac::warp_size % Vectors == 0 && at_once <= step) {  // a lane has one vector of every row it copies
       const int first = lane / Vectors, vector = lane % Vectors;
-      copy_rows<Vectors, Row, Settled, 0>(to + place<Vectors>(first, vector), from + (base + first) * Row + vector * Vector::size, base + first, span);
+      const T* source = from + (base + first) * Row + vector * Vector::size;
+      copy_rows<Vectors, Row, Settled, 0>(to + place<Vectors>(first, vector), source, base + first, span);
     } else {
       constexpr int vectors = step * Vectors;
 #pragma unroll
       for (int first = 0; first < vectors; first += ac::warp_size) {
         const int number = first + lane, position = number / Vectors, vector = number % Vectors;
         if (vectors % ac::warp_size != 0 && number >= vectors) continue;
-        ac::cp_async16_zero_fill_from<0, Settled>(to + place<Vectors>(position, vector), from + (base + position) * Row + vector * Vector::size,
-                                                  span.is_cached(base + position));
+        const T* source = from + (base + position) * Row + vector * Vector::size;
+        ac::cp_async16_zero_fill_from<0, Settled>(to + place<Vectors>(position, vector), source, span.is_cached(base + position));
       }
     }
   }

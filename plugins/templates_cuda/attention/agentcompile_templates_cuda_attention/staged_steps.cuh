@@ -27,13 +27,17 @@ using Scores = float[together][4];                           // of positions row
 // Where a vector of a row of `Vectors` lies. Rows begin in 8 / run different places of eight vectors' banks; vectors are exchanged within
 // runs, so that the same one of eight neighbouring rows is in eight places: what ldmatrix reads at once.
 template <int Vectors> constexpr int run_of() { return Vectors % 8 == 0 ? 8 : Vectors % 4 == 0 ? 4 : Vectors % 2 == 0 ? 2 : 1; }
-template <int Vectors> __device__ __forceinline__ int exchange(int position) { return position * run_of<Vectors>() / 8 % run_of<Vectors>(); }
+template <int Vectors> __device__ __forceinline__ int exchange(int position) {
+  return position * run_of<Vectors>() / 8 % run_of<Vectors>();
+}
 template <int Vectors> __device__ __forceinline__ int place(int position, int vector) {
   return position * Vectors + (vector ^ exchange<Vectors>(position));
 }
 // In a stage: K [16, D], then V [16, Dv].
 __device__ __forceinline__ int key_place(int position, int vector) { return place<key_vectors>(position, vector); }
-__device__ __forceinline__ int value_place(int position, int vector) { return step * key_vectors + place<value_vectors>(position, vector); }
+__device__ __forceinline__ int value_place(int position, int vector) {
+  return step * key_vectors + place<value_vectors>(position, vector);
+}
 
 // The vector that lies where bit by bit `flipped` is another one of its run. Runs are aligned, so that an address needs no more than that.
 __device__ __forceinline__ Vector* turned(Vector* at, int flipped) {

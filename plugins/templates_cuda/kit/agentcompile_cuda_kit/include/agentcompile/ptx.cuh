@@ -313,7 +313,8 @@ __device__ __forceinline__ void cp_async16_zero_fill_settled(void* shared, const
 template <int OFFSET, bool SETTLED>
 __device__ __forceinline__ void cp_async16_zero_fill_from(void* shared, const void* global, bool valid) {
   const int source_bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1 + %3], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(source_bytes), "n"(OFFSET)
+  asm volatile("cp.async.cg.shared.global [%0], [%1 + %3], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(source_bytes),
+               "n"(OFFSET)
                : "memory");
 }
 // load_stream16 of data that a hint says is complete.
@@ -336,7 +337,7 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(unsigned (&fragment)[4], 
                : "r"(shared_address(shared_row))
                : "memory");
 }
-// Turns an 8x8 matrix of 16-bit elements of which lane i holds elements 2 (i % 4) and the next one of row i / 4, and of the result the same.
+// Turns an 8x8 matrix of 16-bit elements, of which lane i holds element 2 (i % 4) and the next one of row i / 4; of the result likewise.
 __device__ __forceinline__ unsigned movmatrix_transposed(unsigned pair) {
   unsigned turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
