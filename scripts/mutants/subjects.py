@@ -85,7 +85,8 @@ def _first(points: tuple[Schedule, ...], wanted: Mapping[str, Any]) -> Schedule:
 
 TEMPLATES = {
     ("gemv", "ring"): "gemv_ring.cu", ("gemv", "tensor"): "gemv_tensor.cu", ("attention", "tensor"): "attention_tensor.cu",
-    ("attention", "staged"): "attention_staged.cu", ("softmax", "looped"): "softmax_looped.cu",
+    ("attention", "staged"): "attention_staged.cu", ("attention", "whole"): "attention_staged.cu",
+    ("softmax", "looped"): "softmax_looped.cu",
     ("softmax", "split"): "softmax_split.cu", ("softmax", "strided"): "softmax_strided.cu",
     **{("norm", path): f"norm_{path}.cu" for path in ("cluster", "kept", "looped", "split")},
     ("reduction", "strided"): "reduction_strided.cu",
