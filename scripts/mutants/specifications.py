@@ -107,7 +107,7 @@ SPECIFICATIONS: tuple[tuple[str, str, Callable[[], Pair], dict[str, Any]], ...] 
     ("staged_early", "attention", _attention(heads=(4, 2), head_dim=64, capacity=420, rope="rms"),
      {**SLICE, **STAGED, "merge": "global", "splits": 2, "warps": 4, "unroll": 2, "early_kv": True}),
     ("whole_splits", "attention",
-     _sloped(heads=(6, 2), head_dim=136, value_dim=128, capacity=250, slopes=(0.5, 0.02, 0.25, 0.1, 0.01, 0.3)),
+     _sloped(heads=(6, 2), head_dim=136, value_dim=120, capacity=250, slopes=(0.5, 0.02, 0.25, 0.1, 0.01, 0.3)),
      {**SLICE, "path": "whole", "merge": "global", "splits": 2}),  # the second steps of its warps hold positions from 128 on
     ("staged_chunks", "attention", lambda: made.chunked_case(heads=(4, 2), head_dim=64, capacity=420, chunk=90),
      {**SLICE, **STAGED, "merge": "global", "splits": 2, "warps": 4, "early_kv": True}),
