@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from test_generate_manners import CONFIG, PROMPT, QUICK
 from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
 
 import agentcompile_core as ac
 from agentcompile_core.errors import UsageError
@@ -127,7 +130,7 @@ def test_a_tensor_that_took_the_place_of_an_equal_one_is_looked_at_like_that() -
 def test_a_module_that_cannot_be_called_is_taken_to_read_all_that_it_holds() -> None:
     net = Net()
     bound = AsBound(net, with_mode=True)
-    bound.note_reads(lambda: net(torch.zeros(1, 99)))
+    bound.note_reads(lambda watched: net(torch.zeros(1, 99)), all_of_it=True)
     assert bound.change() == ""
     net.latest["x"] = torch.ones(1)
     assert bound.change() == "latest holds something else"
@@ -152,3 +155,88 @@ def test_what_the_forward_of_a_language_model_writes_to_such_a_tensor_is_not_ask
     assert bound.change() == ""
     net.acts[1].by = 9.0
     assert bound.change() == "acts holds something else"
+
+
+@torch.jit.script
+def times(x: Tensor, by: Tensor) -> Tensor:
+    return x * by
+
+
+class Keeps(nn.Module):
+    """Holds registered buffers, numbers of unusual types, what a script reads, what it exchanges and what it does not read at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("twice", torch.full((4,), 2.0))
+        self.register_buffer("nothing", torch.zeros(4))
+        self.buffers_in_order, self.scripted = [self.twice, self.nothing], [torch.full((4,), 3.0)]
+        self.unusual = {"complex": torch.ones(2, dtype=torch.complex64), "narrow": torch.ones(2).to(torch.float8_e4m3fn), "by": 2.0}
+        self.highest, self.teacher = [torch.zeros(())], [nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = times(self.linear(x), self.scripted[0]) * self.buffers_in_order[0] + self.buffers_in_order[1]
+        self.highest[0] = torch.maximum(self.highest[0], y.max())
+        return y * self.unusual["by"]
+
+
+def kept() -> tuple[Any, Any]:
+    net = Keeps().eval().requires_grad_(False)
+    return net, ac.compile(net, example_inputs=(torch.randn(3, 4),), device="cpu", store=STORE)
+
+
+@pytest.mark.parametrize(("path", "change"), [
+    ("buffers_in_order", lambda net: net.buffers_in_order.reverse()),
+    ("scripted", lambda net: net.scripted.__setitem__(0, torch.ones(4))),
+    ("scripted", lambda net: setattr(net.scripted[0], "data", torch.ones(4))),
+    ("unusual", lambda net: net.unusual.update(by=4.0)),
+    ("unusual", lambda net: net.unusual.update(complex=0.0)),
+])
+def test_it_is_noticed_whatever_lies_beside_it_and_whoever_reads_it(path: str, change: Callable[[Any], Any]) -> None:
+    net, mine = kept()
+    assert mine.graphs.graphs
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(mine(x), net(x))
+    change(net)
+    with pytest.raises(UsageError, match=f"^{path} holds something else"):
+        mine(x)
+
+
+def test_what_the_forward_exchanges_and_what_it_does_not_read_may_be_others() -> None:
+    net, mine = kept()
+    net(torch.randn(3, 4))  # exchanges ``highest``
+    net.teacher[0].load_state_dict({name: torch.randn_like(one) for name, one in net.teacher[0].state_dict().items()})
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(mine(x), net(x))
+
+
+def test_modules_that_are_reached_in_many_ways_are_looked_at_once() -> None:
+    net: Any = Net()
+    part: nn.Module = Scaled()
+    for _ in range(40):
+        part = nn.ModuleDict({"a": part, "b": part})
+    net.ways, scaled = [part], list(part.modules())[-1]
+    bound = AsBound(net, with_mode=True)
+    scaled.by = 9.0
+    assert bound.change() == "ways holds something else"
+
+
+class Biased(modeling_llama.LlamaMLP):
+    """One layer that adds a number that lies in a list."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.biases = [torch.zeros(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.biases[0]
+
+
+def test_another_tensor_in_a_list_of_a_language_model_is_noticed() -> None:
+    model: Any = transformers.LlamaForCausalLM(copy.deepcopy(CONFIG)).eval().requires_grad_(False)
+    model.model.layers[0].mlp = Biased(model.config).requires_grad_(False)
+    mine = ac.compile(model, **QUICK)
+    mine.generate(PROMPT, max_new_tokens=2)
+    model.model.layers[0].mlp.biases[0] = torch.full((1,), 50.0)
+    with pytest.raises(UsageError, match=r"layers\.0\.mlp\.biases holds something else"):
+        mine.generate(PROMPT, max_new_tokens=2)

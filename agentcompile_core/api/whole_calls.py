@@ -8,6 +8,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from ..installation import install, program_check
 from ..plugin.interfaces import Backend, LoadedModel
 from ..runtime import calls
 from ..runtime.device import release_cache
+from ..runtime.module_changes import read_token
 from ..runtime.module_session import ModuleSession
+from ..runtime.session import Session
 
 if TYPE_CHECKING:
     import torch
@@ -74,22 +77,26 @@ def as_in(settled: ModuleSession, session: "install.AnySession", loaded: LoadedM
 
 
 def _note_reads(session: "install.AnySession", loaded: LoadedModel) -> None:
-    """Let the session know which tensors the module reads that it does not register, from its example call."""
+    """Let the session know which tensors the module reads that it does not register: from its example call, of a language model from one
+    token, which says no more than what it exchanges."""
     from ..stages.capture.evaluating import evaluating
     from ..stages.capture.left_behind import undisturbed
 
-    if not isinstance(session, ModuleSession) or not hasattr(loaded, "example_inputs"):
-        return
-    given = partial(_on_device, loaded, session)
+    if isinstance(session, Session):
+        def token(watched: AbstractContextManager[None]) -> None:
+            with undisturbed(loaded.module), watched:
+                read_token(loaded.module, session.device, session.backend)
 
-    def call() -> None:
-        import torch
+        session.weights.note_reads(token, all_of_it=False)
+    elif isinstance(session, ModuleSession) and hasattr(loaded, "example_inputs"):
+        def call(watched: AbstractContextManager[None]) -> None:
+            import torch
 
-        args, keywords = calls.by_name(loaded.module, *copy.deepcopy(given()))
-        with torch.no_grad(), evaluating(loaded.module), undisturbed(loaded.module):
-            loaded.module(*args, **keywords)
+            args, keywords = calls.by_name(loaded.module, *copy.deepcopy(_on_device(loaded, session)))
+            with torch.no_grad(), evaluating(loaded.module), undisturbed(loaded.module), watched:
+                loaded.module(*args, **keywords)
 
-    session.weights.note_reads(call)
+        session.weights.note_reads(call, all_of_it=True)
 
 
 def _replays(session: ModuleSession, loaded: LoadedModel, backend: Backend, is_worth: Callable[[], bool] = lambda: True) -> bool:

@@ -44,7 +44,8 @@ class Held:
     """What one attribute holds: ``path`` is what it is called, ``reach`` gives it, ``form`` is what it was.
 
     ``registered``: addresses of what the module registers. ``tensors``: those in it that a graph may hold as numbers; ``read`` of them are
-    to stay where they are: those that the forward reads and does not exchange.
+    to stay where they are: those that the forward reads and does not exchange. ``within``: those of modules in it. Numbers of ``unread``
+    ones do not count.
     """
 
     path: str
@@ -53,6 +54,22 @@ class Held:
     registered: frozenset[int] = frozenset()
     tensors: "tuple[torch.Tensor, ...]" = ()
     read: frozenset[int] = frozenset()  # by address
+    within: "tuple[torch.Tensor, ...]" = ()
+    unread: frozenset[int] = frozenset()
+
+    def known_to_read(self, read: frozenset[int], stay: frozenset[int], unread: frozenset[int]) -> "Held":
+        """The same where it is known which tensors the forward reads, leaves where they are, and does not read; its form as it is now."""
+        found = evolve(self, read=read & stay & frozenset(map(id, self.tensors)), unread=unread)
+        return evolve(found, form=found.now())
+
+    def there(self) -> frozenset[int]:
+        """Addresses of the tensors in it that are not registered; of what cannot be looked at any more, all that were."""
+        forms = _Forms(self.registered)
+        try:
+            forms.of(self.reach())
+        except Exception:  # whatever somebody's class raises where it is looked at
+            return frozenset(map(id, self.tensors))
+        return frozenset(forms.met)
 
     def changed(self) -> bool:
         """Whether plain values in it are others by now, or there are more or fewer."""
@@ -61,10 +78,10 @@ class Held:
     def now(self) -> Any:
         """Its form now, for ``keeps``; what cannot be looked at any more has one of its own."""
         try:
-            forms, value = _Forms(self.registered), self.reach()
+            forms, value = _Forms(self.registered, self.unread), self.reach()
             if is_tensor(value):  # that it is another one is looked at where other attributes are
-                return number_of(value)
-            return (forms.of(value), tuple(map(number_of, self.tensors)), tuple(at for at in forms.met if at in self.read))
+                return forms.number(value)
+            return (forms.of(value), tuple(map(forms.number, self.tensors)), tuple(at for at in forms.met if at in self.read))
         except Exception:  # whatever somebody's class raises where it is looked at
             return _UNREADABLE
 
@@ -99,7 +116,7 @@ def held_by(module: "torch.nn.Module") -> Iterator[Held]:
                     forms = _Forms(registered)
                     forms.of(value)
                     found = Held(f"{path}.{name}" if path else name, partial(part.__dict__.get, name), None, registered,
-                                 tuple(tensor for tensor in forms.met.values() if number_of(tensor)))
+                                 tuple(tensor for tensor in forms.met.values() if number_of(tensor)), within=tuple(forms.within))
                     yield evolve(found, form=found.now())
 
 
@@ -138,10 +155,14 @@ def _is_own_class(kind: type) -> bool:
 @define
 class _Forms:
     """Values as tuples that compare by what a forward reads. What is no plain value, container or object of one's own is opaque, and has no
-    part in the form of what it lies in; nor have tensors, which a forward may exchange there, but ``met`` are those that were."""
+    part in the form of what it lies in; nor have tensors that are not registered, which a forward may exchange there, but ``met`` are those
+    that were, and ``within`` those of modules."""
 
     registered: frozenset[int]
+    unread: frozenset[int] = frozenset()
     met: "dict[int, torch.Tensor]" = field(factory=dict)  # by address
+    within: "list[torch.Tensor]" = field(factory=list)
+    done: dict[int, int] = field(factory=dict)  # modules that are not registered, by address: which one of them it was
     left: int = MOST
     open: list[int] = field(factory=list)  # of what one is within
 
@@ -178,15 +199,22 @@ class _Forms:
         return items if any(type(key) is str for key in value) or not items else _Memo(items)
 
     def _met(self, tensor: "torch.Tensor") -> Any:
-        if id(tensor) not in self.registered:
-            self.met[id(tensor)] = tensor
+        if id(tensor) in self.registered:
+            return Same(tensor)
+        self.met[id(tensor)] = tensor
         return _OPAQUE
+
+    def number(self, tensor: "torch.Tensor") -> tuple[Any, ...]:
+        return () if id(tensor) in self.unread else number_of(tensor)
 
     def _module(self, module: "torch.nn.Module") -> Any:
         """One that is registered is watched elsewhere. At another one nothing else looks; its tensors count by their numbers, as a graph
         holds them."""
         if id(module) in self.registered:
             return Same(module)
+        if id(module) in self.done:
+            return ("again", self.done[id(module)])
+        self.done[id(module)] = len(self.done)
         return (type(module), self._within(module, lambda: tuple((name, self._part(one)) for name, one in self._parts_of(module))))
 
     def _parts_of(self, module: "torch.nn.Module") -> Iterator[tuple[str, Any]]:
@@ -196,7 +224,10 @@ class _Forms:
 
     def _part(self, value: Any) -> Any:
         if is_tensor(value):
-            return Same(value) if id(value) in self.registered else number_of(value)
+            if id(value) in self.registered:
+                return Same(value)
+            self.within.append(value)
+            return self.number(value)
         if type(value) is Same:
             return value
         return self._module(value) if is_module(value) and id(value) not in self.open else self.of(value)

@@ -1,7 +1,8 @@
 """What changed about a module after its programs were bound to its parameters, so that they compute what it was and not what it is."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from attrs import evolve
 from .as_captured import as_captured
 from .device import at_any_length
 from .held import HOLDS, Held, held_by, keeps
-from .unregistered import read_by
+from .unregistered import reading
 from .watched import EXCHANGEABLE, REPLACED, SET, functions_of, slots_of
 
 if TYPE_CHECKING:
@@ -78,17 +79,29 @@ class AsBound:
             self._is_same = self._same()
         return found
 
-    def note_reads(self, call: Callable[[], object]) -> None:
-        """Of tensors that lie in lists, mappings and objects, those have to stay there that ``call``, a call of the module, reads. Others a
-        forward keeps for somebody else, and exchanges. Where it raises, all have to stay."""
-        if not any(one.tensors for one in self._held):
+    def note_reads(self, call: "Callable[[AbstractContextManager[None]], object]", all_of_it: bool) -> None:
+        """Of tensors that lie in lists, mappings and objects, those have to stay there that ``call``, a call of the module, reads and
+        leaves there. Others a forward keeps for somebody else, and exchanges, or writes to, as to those of modules. Where it raises, all
+        have to.
+
+        ``call`` is given the context that the module runs in, before what that leaves behind is taken back. ``all_of_it``: what is not
+        read then never is.
+        """
+        if not any(one.tensors or one.within for one in self._held):
             return
-        try:
-            read = read_by(call)
-        except Exception:  # whatever it is
-            read = frozenset(id(tensor) for one in self._held for tensor in one.tensors)
-        held = [evolve(one, read=read & set(map(id, one.tensors))) for one in self._held]
-        self._held = [evolve(one, form=one.now()) for one in held]
+        every = frozenset(id(tensor) for one in self._held for tensor in (*one.tensors, *one.within))
+        read, there = every, [every] * len(self._held)
+
+        @contextmanager
+        def watched() -> Iterator[None]:
+            nonlocal read, there
+            with reading() as seen:
+                yield
+            read, there = frozenset(seen) if all_of_it else every, [one.there() for one in self._held]
+
+        with suppress(Exception):  # whatever it raises
+            call(watched())
+        self._held = [one.known_to_read(read, stay, every - read) for one, stay in zip(self._held, there, strict=True)]
         self._is_same = self._same()
 
     def adopt(self) -> None:

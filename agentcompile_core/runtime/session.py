@@ -159,6 +159,11 @@ class Session:
         return left_out
 
     @property
+    def weights(self) -> "WeightStore":
+        """What the programs are bound to."""
+        return self._weights
+
+    @property
     def chunk_sizes(self) -> tuple[int, ...]:
         """Of the chunks that prompts are read in, in tokens, smallest first."""
         return chunk_sizes(self._programs)

@@ -1,6 +1,7 @@
 """Tensors and modules that lie beside what a module registers: a graph holds what they were as numbers, and no weight is read there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_PARTS = 64
+_FEW = 64
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -73,10 +75,15 @@ def parts_of(module: "torch.nn.Module") -> Iterator[tuple[str, Any]]:
         yield from ((name, Same(hook)) for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("transformers."))
 
 
-def read_by(call: "Callable[[], object]") -> frozenset[int]:
-    """Addresses of the tensors that operators were given while ``call`` ran; of those that nobody else holds they say nothing."""
+@contextmanager
+def reading() -> Iterator[set[int]]:
+    """Addresses of the tensors that operators are given within; of those that nobody else holds they say nothing.
+
+    Functions of TorchScript and code without ``__torch_function__`` are seen where operators are dispatched, what has no operator before.
+    """
     from torch.overrides import TorchFunctionMode
     from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     seen: set[int] = set()
 
@@ -85,9 +92,13 @@ def read_by(call: "Callable[[], object]") -> frozenset[int]:
             seen.update(map(id, filter(is_tensor, pytree.tree_leaves((args, kwargs)))))
             return func(*args, **(kwargs or {}))
 
-    with Reads():
-        call()
-    return frozenset(seen)
+    class Dispatched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+            seen.update(map(id, filter(is_tensor, pytree.tree_leaves((args, kwargs)))))
+            return func(*args, **(kwargs or {}))
+
+    with Dispatched(), Reads():
+        yield seen
 
 
 @cache
@@ -102,23 +113,30 @@ def number_of(tensor: "torch.Tensor") -> tuple[Any, ...]:
     """Shape, type and number of a tensor whose elements are all equal, of which 0.0 and -0.0 are two; empty: it is none.
 
     Of tensors that are not registered no others have a say in a graph (``stages.capture.importer``). It is looked at again where it was
-    written to.
+    written to or lies elsewhere; what is written through its ``data`` alone nobody counts.
     """
-    version = -1 if tensor.is_inference() else int(tensor._version)
-    known = _known().get(tensor)
-    if known is None or known[0] != version or version < 0:
-        known = _known()[tensor] = version, _number_of(tensor)
+    try:
+        version, place = -1 if tensor.is_inference() else int(tensor._version), tensor.data_ptr()
+        known = _known().get(tensor)
+        if known is None or known[0] != (version, place) or version < 0:
+            known = _known()[tensor] = (version, place), _number_of(tensor)
+    except Exception:  # a tensor without memory, or of somebody's class: whatever lies beside it is looked at nevertheless
+        return ()
     found: tuple[Any, ...] = known[1]
     return found
 
 
 def _number_of(tensor: "torch.Tensor") -> tuple[Any, ...]:
+    """By their bits, which all types have, and numbers that are not equal to themselves."""
     import torch
 
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
         return ()
-    data = tensor.detach()
-    first = data[(0,) * data.dim()]
-    if not bool((data == first).all()) or not bool((data.signbit() == first.signbit()).all()):
+    data = tensor.detach().resolve_conj().resolve_neg()
+    parts = torch.view_as_real(data) if data.itemsize == 16 else data  # the widest type, of complex numbers, is as wide as no integer
+    bits = parts.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parts.itemsize])
+    first = bits[(0,) * data.dim()]
+    row = bits[(0,) * (data.dim() - 1)][:_FEW] if data.dim() else bits  # tells most tensors without a look at all of them
+    if not bool((row == first).all()) or not bool((bits == first).all()):
         return ()
-    return tuple(data.shape), data.dtype, repr(first.item())
+    return tuple(data.shape), data.dtype, repr(data[(0,) * data.dim()].item())

@@ -12,6 +12,8 @@ from ..ir.weight_source import parameter_of
 from .module_changes import AsBound, place
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
 SMALL_BYTES = 10 << 20  # below this, torch's allocator puts several tensors into one segment
@@ -185,10 +187,10 @@ class WeightStore:
         """
         self._as_bound = AsBound(self._module, with_mode, forward) if self._module is not None else None
 
-    def note_reads(self, call: "Callable[[], object]") -> None:
+    def note_reads(self, call: "Callable[[AbstractContextManager[None]], object]", all_of_it: bool) -> None:
         """See ``AsBound.note_reads``; nothing where nothing was settled."""
         if self._as_bound is not None:
-            self._as_bound.note_reads(call)
+            self._as_bound.note_reads(call, all_of_it)
 
     def check_unchanged(self, name: str) -> None:
         """Do nothing where nothing was settled, or the module is the one whose programs these are.
