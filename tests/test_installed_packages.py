@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,3 +203,15 @@ def test_a_folder_of_any_name_that_torch_was_installed_into(tmp_path: Path, monk
 
 def test_the_version_of_all_whose_source_is_not_looked_into_is_part_of_the_keys() -> None:
     assert {f"{name.removesuffix('_core')} {importlib.import_module(name).__version__}" for name in VERSIONED} <= {*_versions()}
+
+
+def test_a_class_that_is_looked_for_where_names_raise_or_that_says_no_name_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_name(name: str) -> Any:
+        raise ImportError(f"{name} needs what is not installed")
+
+    lazy = ModuleType("lazy_names")
+    lazy.__getattr__ = no_name  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy_names", lazy)
+    for module in ("lazy_names", ["no", "name"], None):
+        kind = type("Made", (), {"__module__": module})
+        assert not is_found(kind) and is_own_class(kind) and not libraries.is_library_class(kind)

@@ -4,6 +4,7 @@ import csv
 import os
 import sys
 import sysconfig
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import distributions
 from typing import Any
@@ -57,7 +58,9 @@ def home_of(name: Any) -> tuple[str, str]:
     """
     if not isinstance(name, str):
         return "builtins", ""
-    path = None if name == "__main__" else getattr(sys.modules.get(name), "__file__", None)
+    path = None
+    with suppress(Exception):  # whatever a module raises that makes its names as they are asked for
+        path = None if name == "__main__" else getattr(sys.modules.get(name), "__file__", None)
     return name.partition(".")[0], path if isinstance(path, str) else ""
 
 
@@ -89,9 +92,11 @@ def is_found(kind: type) -> bool:
     """
     if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _IMMUTABLE_TYPE:
         return True
-    found: Any = sys.modules.get(kind.__module__)
-    for part in kind.__qualname__.split("."):
-        found = getattr(found, part, None)
+    said: Any = kind.__module__
+    found: Any = sys.modules.get(said) if isinstance(said, str) else None
+    with suppress(Exception):  # whatever a module raises that makes its names as they are asked for
+        for part in kind.__qualname__.split("."):
+            found = getattr(found, part, None)
     return found is kind
 
 
