@@ -30,7 +30,7 @@ TEXTS = {path.relative_to(TEMPLATES).as_posix(): path.read_text() for end in ("*
          if "tests" not in path.parts and not path.as_posix().endswith(NOT_MUTATED)}
 ADDING = re.compile(r"[-+*/]= |\bfmaf\(|\w_sum(?:<\w+>)?\(|\bmma_\w+<|\b([\w.\[\]]+) = \1 [-+*/] ")
 STEPS = {"offset", "source", "index", "i", "first", "row", "column", "base", "start", "block", "split", "c", "copy", "block_row", "vector",
-         "other", "w", "term", "from", "next", "stage", "number", "workspace", "counters", "j", "bit", "round", "cell"}
+         "other", "w", "term", "from", "next", "stage", "number", "workspace", "counters", "j", "bit", "round", "cell", "turn"}
 VECTOR = 8
 NORM = "aten.linalg_vector_norm.default"
 FEW = {"derandomize": True, "database": None, "deadline": None, "phases": (Phase.generate,)}

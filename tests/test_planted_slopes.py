@@ -21,7 +21,7 @@ MISTAKES = {
     "no mistake, tensor": (*TENSOR, "", ""),
     "scores rise with distance": (*LANES, "scores[u][g] += Alibi", "scores[u][g] -= Alibi"),
     "slopes of the first KV head": (*LANES, "Alibi::slope(share.first_head() + g)", "Alibi::slope(g)"),
-    "rows of V as wide as those of K": (*LANES, "(kv_heads) * value_dim;", "(kv_heads) * head_dim;"),
+    "rows of V as wide as those of K": (LANES[0], "decode_attention.cuh", "(kv_heads) * value_dim;", "(kv_heads) * head_dim;"),
     "one slope for a group": (*TENSOR, "share.first_head() + row, row < group", "share.first_head(), row < group"),
     "one distance for a step": (TENSOR[0], "tensor_steps.cuh", " + position_in_step(i, column) - position", " - position"),
 }
