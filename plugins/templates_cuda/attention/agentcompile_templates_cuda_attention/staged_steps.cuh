@@ -65,16 +65,16 @@ __device__ __forceinline__ void read_query(const Vector (&queries)[group][key_ve
 
 // A lane's rows and vectors of a stage, as it gives their addresses to ldmatrix.
 struct Fragments {
+  int key_half;    // of two neighbouring vectors, where a row has two
+  int value_half;  // the same
   Vector* keys;    // of the first stage
-  Vector* values;  // the same
-  int key_half;
-  int value_half;
+  Vector* values;
 
   __device__ __forceinline__ Fragments(Vector* stage, int lane)
-      : keys(stage + key_place(lane % step, key_vectors > 1 ? lane / step : 0)),
-        values(stage + value_place(lane % 8 + lane / 16 * 8, value_vectors > 1 ? lane / 8 % 2 : 0)),
-        key_half(lane / step),
-        value_half(lane / 8 % 2) {}
+      : key_half(key_vectors > 1 ? lane / step : 0),
+        value_half(value_vectors > 1 ? lane / 8 % 2 : 0),
+        keys(stage + key_place(lane % step, key_half)),
+        values(stage + value_place(lane % 8 + lane / 16 * 8, value_half)) {}
 };
 
 // q . k of a step whose K lies `behind` vectors behind the first stage.
@@ -84,7 +84,7 @@ __device__ __forceinline__ void multiply(const Query& query, const Fragments& la
 #pragma unroll
   for (int term = 0; term < key_terms; ++term) {
     unsigned int keys[4];
-    ac::ldmatrix_x4(keys, further<key_vectors>(lane.keys + behind, term, key_vectors > 1 ? lane.key_half : 0));
+    ac::ldmatrix_x4(keys, further<key_vectors>(lane.keys + behind, term, lane.key_half));
     if (2 * term + 1 == key_vectors) keys[2] = keys[3] = 0u;
     ac::mma_m16n8k16<T>(products[term % chains], keys, query[term]);
   }
@@ -205,7 +205,7 @@ struct Running {
 #pragma unroll
     for (int tile = 0; tile < value_tiles; ++tile) {
       unsigned int values[4];
-      ac::ldmatrix_x4_transposed(values, further<value_vectors>(lane.values + behind, tile, value_vectors > 1 ? lane.value_half : 0));
+      ac::ldmatrix_x4_transposed(values, further<value_vectors>(lane.values + behind, tile, lane.value_half));
 #pragma unroll
       for (int term = 0; term < Plan::terms; ++term) ac::mma_m16n8k16<T>(weighted[tile], values, b[term]);
     }

@@ -33,9 +33,6 @@ inline void cp_async16(void* shared, const void* global) { ::emu::cp_async(share
 inline void cp_async16_zero_fill(void* shared, const void* global, bool valid) {
   ::emu::cp_async(shared, global, 16, valid ? 16 : 0);
 }
-inline void cp_async16_zero_fill_settled(void* shared, const void* global, bool valid) {
-  ::emu::cp_async(shared, global, 16, valid ? 16 : 0, true);
-}
 template <int OFFSET, bool SETTLED>
 inline void cp_async16_zero_fill_from(void* shared, const void* global, bool valid) {
   ::emu::cp_async(shared, static_cast<const char*>(global) + OFFSET, 16, valid ? 16 : 0, SETTLED);
@@ -304,12 +301,9 @@ __device__ __forceinline__ long long load_hint(const long long* global) {
   asm volatile("ld.acquire.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(global) : "memory");
   return value;
 }
-// cp_async16_zero_fill of data that a hint says is complete. This, load_settled16 and load_unsettled are the only loads of chain-written
+// cp_async16_zero_fill from OFFSET bytes behind `global`, which are part of the instruction: an addition of its own would take two, and
+// registers. `SETTLED`: of data that a hint says is complete. This, load_settled16 and load_unsettled are the only loads of chain-written
 // data that are allowed before the wait.
-__device__ __forceinline__ void cp_async16_zero_fill_settled(void* shared, const void* global, bool valid) {
-  cp_async16_zero_fill(shared, global, valid);
-}
-// Either of both, from OFFSET bytes behind `global`: part of the instruction, where an addition of its own would take two and registers.
 template <int OFFSET, bool SETTLED>
 __device__ __forceinline__ void cp_async16_zero_fill_from(void* shared, const void* global, bool valid) {
   const int source_bytes = valid ? 16 : 0;
