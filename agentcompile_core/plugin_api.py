@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         Skipped as Skipped, StageFinished as StageFinished, StageStarted as StageStarted, StoreMiss as StoreMiss,
         Warned as Warned, WinnerRefused as WinnerRefused, WorkloadChosen as WorkloadChosen,
     )
+    from .plugin.backend import OwnBuild as OwnBuild
     from .plugin.hookspecs import API as API, hookimpl as hookimpl
     from .plugin.interfaces import (
         Advisor as Advisor, Backend as Backend, DecodeRuntime as DecodeRuntime, Frontend as Frontend,
@@ -155,6 +156,7 @@ _NAMES = {
         "AdviceGiven CandidateFinished Captured ChainProgress Event FailureRecorded ModelLoaded NotStored Preparing "
         "RegionSelected SearchStarted Skipped StageFinished StageStarted StoreMiss Warned WinnerRefused WorkloadChosen"
     ),
+    "plugin.backend": "OwnBuild",
     "plugin.hookspecs": "API hookimpl",
     "plugin.interfaces": (
         "Advisor Backend DecodeRuntime Frontend Implementation KVCacheRuntime LoadedModel Offer RegionRule RuntimeIntegration "

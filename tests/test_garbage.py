@@ -65,6 +65,35 @@ def test_blocks_of_several_threads_set_objects_apart_until_the_last_one_ends() -
     assert not gc.get_freeze_count()
 
 
+@pytest.mark.parametrize("before, within", [((700, 10, 10), (10_000, 10, 10)), ((50_000, 7, 3), (50_000, 7, 3)),
+                                            ((0, 10, 10), (0, 10, 10))])
+def test_a_block_collects_less_often_until_it_ends(before: tuple[int, int, int], within: tuple[int, int, int]) -> None:
+    usual = gc.get_threshold()
+    gc.set_threshold(*before)
+    try:
+        with pytest.raises(KeyError), set_apart():
+            with set_apart():
+                assert gc.get_threshold() == within
+            assert gc.get_threshold() == within
+            raise KeyError
+        assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*usual)
+
+
+def test_a_process_that_froze_objects_keeps_its_thresholds() -> None:
+    usual = gc.get_threshold()
+    gc.set_threshold(900, 10, 10)
+    gc.freeze()
+    try:
+        with set_apart():
+            assert gc.get_threshold() == (900, 10, 10)
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+
+
 def test_garbage_of_the_block_is_collected_within_it() -> None:
     before = Circle()
     with set_apart():

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..configuration import Config
 from ..context import Context
 from ..errors import StageName, UsageError
 from ..garbage import set_apart
-from ..installation import install, trust
+from ..installation import building, install, trust
 from ..ir.bundle import Bundle
 from ..ir.graph import DType, GraphSet, ModelInfo, Workload
 from ..ir.graph_difference import unlike_graphs
@@ -217,7 +217,8 @@ def _expect(loaded: LoadedModel, dtype: DType, device: str, ctx: Context) -> Non
     """Let the backend begin with what the prompts of a language model need, beside what follows, where it is to run on its device."""
     backend = ctx.backend
     if backend is not None and backend.device == device and loaded.has_weights and hasattr(loaded.module, "generate"):
-        ctx.catalog.guard(lambda: backend.expect(dtype), stage=StageName.INSTALL, plugin=backend.name, subject="expect")
+        build = partial(building.from_store, ctx.store)
+        ctx.catalog.guard(lambda: backend.expect(dtype, build), stage=StageName.INSTALL, plugin=backend.name, subject="expect")
 
 
 def _installed(loaded: LoadedModel, runnable: install.Runnable, device: str, run_on: str,

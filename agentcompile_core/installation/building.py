@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from ..context import Context
 from ..errors import BuildError, Cause, Failure, StageName, bounded, last_frames
 from ..ir.candidate import Kernel, StepSource
+from ..ir.target import Target
 from ..plugin.interfaces import Backend
 from ..runtime.program import Program
-from ..store import keys
+from ..store import Store, keys
 
 AT_A_TIME = 4
 
@@ -64,6 +65,20 @@ def _entries(source: StepSource) -> str:
 def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | None:
     """One kernel from the store, or built and stored; None and a recorded failure if it does not build."""
     return build_all([source], backend, ctx).get(source.digest)
+
+
+def from_store(store: Store, backend: Backend, source: StepSource, target: Target) -> Kernel:
+    """A kernel that no program has, from the store, or built by ``backend`` and stored.
+
+    Raises:
+        BuildError: it does not build.
+    """
+    key = keys.kernel_key(source, target, backend)
+    kernel = store.kernel(key)
+    if kernel is None:
+        kernel = backend.build(source, target)
+        store.put_kernel(key, kernel)
+    return kernel
 
 
 def builder(ctx: Context) -> Backend | None:

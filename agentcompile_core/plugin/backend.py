@@ -22,6 +22,8 @@ from .running import Heads, ProgramParts, Scoring
 if TYPE_CHECKING:
     import torch
 
+OwnBuild = Callable[["Backend", StepSource, Target], Kernel]  # a kernel of a backend's own, from the store or by ``Backend.build``
+
 
 class Backend(Offer):
     """A kind of hardware: how sources are built, launched and timed on it. Holds loaded modules; one object per process."""
@@ -77,10 +79,11 @@ class Backend(Offer):
         What it raises is ignored; ``build`` is called all the same.
         """
 
-    def expect(self, dtype: DType) -> None:
+    def expect(self, dtype: DType, build: OwnBuild) -> None:
         """A model of this type is going to run on the current device: begin to make what its prompts need beside the programs' kernels.
 
-        It returns at once, and what is made is made beside the caller's work; what fails is told to whoever needs it. By default nothing.
+        It returns at once, and what is made is made beside the caller's work; what fails is told to whoever needs it. ``build`` may be
+        called from any thread, now and later: kernels that lie in the store are not built again. By default nothing.
         """
 
     @abstractmethod

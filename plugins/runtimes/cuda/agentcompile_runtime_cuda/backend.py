@@ -24,6 +24,7 @@ from agentcompile_core.plugin_api import (
     Kernel,
     Launch,
     Odds,
+    OwnBuild,
     ProgramParts,
     Reject,
     Reserved,
@@ -33,6 +34,7 @@ from agentcompile_core.plugin_api import (
 )
 
 from . import extension, headers, launching, machine_code, ptxas
+from .ahead import Ahead
 from .attending import Attending
 from .capturing import Captures
 from .compilers import FLAGS, Compiler, choose
@@ -73,7 +75,8 @@ class CudaBackend(Backend):
         self._preferred = compiler
         self._loaded: dict[tuple[int, str], launching.LoadedKernel] = {}
         self._lock = threading.Lock()
-        self._captures = Captures()
+        self._ahead = Ahead(self)
+        self._captures = Captures(self._ahead.wait)
         own = OwnAttention(self, self.live_target)
         self._attending = Attending(own)
         self._rows = RowKernels(self, self.live_target, _capturing, (own.start,))
@@ -178,12 +181,16 @@ class CudaBackend(Backend):
         """The device library of CUDA sources."""
         return (include_dir(),)
 
-    def expect(self, dtype: DType) -> None:
-        """Begin to build the usual kernels of prompts, where there is a GPU that runs them."""
+    def expect(self, dtype: DType, build: OwnBuild) -> None:
+        """Begin to build the usual kernels of prompts and to use torch's libraries, where there is a GPU that runs them."""
         if self.live_target() is not None:
             import torch
 
-            self._rows.start(torch.empty(0, dtype=getattr(torch, dtype.value), device=self.device))
+            self._ahead.begin(getattr(torch, dtype.value), build, self._rows.start)
+
+    def build_own(self, source: StepSource, target: Target) -> Kernel:
+        """A kernel of this package's own that no search chooses, as ``expect`` was told. Raises BuildError."""
+        return self._ahead.build(source, target)
 
     def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
         """Compile ``source`` to a cubin for ``target.arch``, or the variant of it that the source needs, in a guarded child process.

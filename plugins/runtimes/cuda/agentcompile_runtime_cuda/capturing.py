@@ -21,13 +21,16 @@ class Captures:
     """Captures with torch. Graphs of one owner share a memory pool and a capture stream: they are replayed on one stream, one
     after another, and what one leaves in its outputs is valid until another one runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready: Callable[[], None]) -> None:
+        """``ready`` waits until no other thread of this package uses the device, which would break a capture."""
+        self._ready = ready
         self._places: WeakKeyDictionary[object, Place] = WeakKeyDictionary()
 
     def __call__(self, run: Callable[[], None], *, warm_ups: int, runs: int, owner: object) -> Callable[[], None] | Reject:
         """See ``Backend.capture``. Warm-ups run on the capture stream, so that lazy set-up (cuBLAS workspaces) precedes the capture."""
         import torch
 
+        self._ready()
         place = self._place(owner)
         side = place[1]
         side.wait_stream(torch.cuda.current_stream())

@@ -1,19 +1,26 @@
 """What prompts of most models need is being built before they are read: nothing else is built when they are."""
 
+import hashlib
+import threading
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
-from agentcompile_runtime_cuda import own_kernels
+from agentcompile_runtime_cuda import ahead, own_kernels
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.gates import GATES
 from row_cases import HALVES
 from row_cases import rows as rows
 
+from agentcompile_core.installation.building import from_store
+from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.ops import operators  # noqa: F401  registers what the framework computes
-from agentcompile_core.plugin_api import DType, operator_names
+from agentcompile_core.plugin_api import DType, Kernel, StepSource, Target, operator_names
+from agentcompile_core.store import Store
 
 
 @pytest.fixture
@@ -52,14 +59,81 @@ def test_the_backend_begins_at_once_and_only_where_a_gpu_is(monkeypatch: pytest.
     backend, begun, never = CudaBackend(), list[tuple[str, str]](), Future[Any]()
     monkeypatch.setattr(own_kernels, "build_once", lambda backend, source, target: begun.append((source.digest, target.name)) or never)
     monkeypatch.setattr(CudaBackend, "device", "cpu")
-    backend.expect(DType.F16)
+    backend.expect(DType.F16, unasked)
     assert not begun
     monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
     made = CudaBackend()
-    made.expect(DType.F16)
-    made.expect(DType.BF16)
+    for dtype in (DType.F16, DType.BF16):
+        made.expect(dtype, unasked)
+    made._ahead.wait()
     assert len(begun) == len(set(begun)) and {name for _, name in begun} == {"h200"}
     one = made._rows._product._kernels[GATES[0]]._of(torch.empty(0, dtype=torch.float16)).digest
     heads = {kernels._of(torch.empty(0, dtype=torch.bfloat16)).digest for kernels in made._rows._others[0].__self__._kernels.values()}
     assert one in dict(begun) and heads <= set(dict(begun))
     assert len(heads) == 4, "of 64 and of 128 channels, each in both of its shapes"
+
+
+def unasked(*_: object) -> Any:
+    raise AssertionError("nothing is to be built")
+
+
+def test_kernels_of_its_own_come_from_the_store_once_they_were_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    builds: list[str] = []
+
+    def build(self: CudaBackend, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
+        builds.append(source.digest)
+        binary = source.digest.encode()
+        return Kernel(digest=source.digest, backend=self.name, arch=target.arch, binary=binary,
+                      sha256=hashlib.sha256(binary).hexdigest(), compiler=self.compiler(), resources=Resources(), build_s=0.0)
+
+    monkeypatch.setattr(CudaBackend, "build", build)
+    monkeypatch.setattr(CudaBackend, "device", "cpu")
+    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
+    made: list[dict[str, bytes]] = []
+    for _ in range(2):  # as in two processes
+        monkeypatch.setattr(own_kernels, "_builds", {})
+        backend = CudaBackend()
+        backend.expect(DType.F16, partial(from_store, Store(tmp_path)))
+        backend._ahead.wait()
+        made.append({kernel.digest: kernel.binary for kernel in (future.result() for future in own_kernels._builds.values())})
+    assert made[0] == made[1] and sorted(builds) == sorted(made[0]) and len(builds) > 3
+
+
+def test_a_store_that_fails_is_told_to_who_needs_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_kernels, "_builds", {})
+    monkeypatch.setattr(CudaBackend, "device", "cpu")
+    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
+    backend = CudaBackend()
+    backend.expect(DType.F16, unasked)
+    backend._ahead.wait()
+    for future in list(own_kernels._builds.values()):
+        with pytest.raises(AssertionError, match="nothing is to be built"):
+            future.result()
+
+
+def test_a_capture_waits_until_nothing_else_uses_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, order = threading.Event(), list[str]()
+
+    def slowly(dtype: torch.dtype, device: torch.device) -> None:
+        may_end.wait()
+        order.append("libraries")
+
+    monkeypatch.setattr(ahead, "use_libraries", slowly)
+    monkeypatch.setattr(CudaBackend, "device", "cpu")
+    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
+    monkeypatch.setattr(own_kernels, "build_once", lambda *_: Future())
+    backend = CudaBackend()
+    backend.expect(DType.F16, unasked)
+    monkeypatch.setattr(backend._captures, "_place", lambda owner: order.append("capture"))
+    threading.Timer(0.2, may_end.set).start()
+    with pytest.raises(TypeError):  # there is no stream to capture on
+        backend._captures(lambda: None, warm_ups=0, runs=1, owner=None)
+    assert order == ["libraries", "capture"]
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32))
+def test_what_is_used_ahead_runs_and_leaves_nothing(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    ahead.use_libraries(dtype, torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), before)

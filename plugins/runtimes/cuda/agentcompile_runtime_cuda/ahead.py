@@ -1,0 +1,71 @@
+"""What the prompts of a model need that no search chooses, begun on a thread of its own while the caller captures and plans."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agentcompile_core.plugin_api import Backend, Kernel, OwnBuild, StepSource, Target
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS, WIDTH = 64, 128  # of the tensors by which libraries are used a first time
+
+
+class Ahead:
+    """Of one backend. What fails here is told to whoever needs it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._build: OwnBuild | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, dtype: "torch.dtype", build: OwnBuild, start: "Callable[[torch.Tensor], None]") -> None:
+        """Use torch's libraries once on the current device, and have ``start`` begin to build, by ``build``, for elements of ``dtype``."""
+        import torch
+
+        device = torch.device(self._backend.device, torch.cuda.current_device()) if self._backend.device == "cuda" else torch.device("cpu")
+
+        def run() -> None:
+            with contextlib.suppress(Exception):
+                start(torch.empty(0, dtype=dtype, device=device))
+            with contextlib.suppress(Exception):
+                use_libraries(dtype, device)
+
+        self.wait()
+        self._build = build
+        self._thread = threading.Thread(target=run, name="what prompts need")  # no daemon: Python must not end within a call of torch's
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing of this uses the device, which must not be while a graph is captured."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def build(self, source: StepSource, target: Target) -> Kernel:
+        """A kernel of the backend's own, as ``begin`` was told; before, by the backend. Raises BuildError."""
+        return self._backend.build(source, target) if self._build is None else self._build(self._backend, source, target)
+
+
+def use_libraries(dtype: "torch.dtype", device: "torch.device") -> None:
+    """What torch, cuBLAS and the driver do once in a process: 0.3 s of handles and modules of kernels that decoders of today call."""
+    import torch
+    from torch.nn import functional
+
+    with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        at = torch.zeros(1, ROWS, dtype=torch.int64, device=device)
+        weights = torch.zeros(WIDTH, WIDTH, dtype=dtype, device=device)
+        x = functional.embedding(at, weights)
+        for rows in (1, ROWS):
+            gate, up = functional.linear(x[:, :rows], weights), functional.linear(x[:, :rows], weights)
+            functional.linear(functional.silu(gate) * up + x[:, :rows], weights).argmax(-1)
+        wide = x.float()
+        normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype) * weights[0]
+        angles = torch.outer(torch.arange(ROWS, device=device).float(), wide[0, 0])
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        turned = normed * cos + torch.cat((-normed[..., WIDTH // 2:], normed[..., : WIDTH // 2]), dim=-1) * sin
+        heads = turned[:, None]
+        functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        functional.softmax(wide, dim=-1).isfinite().all()
