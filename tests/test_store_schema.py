@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,39 @@ def test_processes_that_migrate_at_once_wait_for_each_other(old: Path) -> None:
             "print(s.describe()['records'], s.shelf.database.schema(), s.warnings)")
     running = [subprocess.Popen([sys.executable, "-c", code, str(old)], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0] for process in running] == [f"20 {migrations.VERSION} []\n"] * 3
+
+
+@pytest.mark.parametrize("lock", ("BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"))
+def test_a_file_that_another_process_writes_is_waited_for(old: Path, lock: str) -> None:
+    """A journal of the older kind: SQLite refuses a write-ahead log at once while the other one is about to write."""
+    (path,) = old.rglob(DATABASE)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute(lock)
+    other.execute("INSERT INTO records SELECT 'other', signature, json, sha256 FROM records LIMIT 1")
+    ending = threading.Timer(0.5, lambda: other.execute("COMMIT"))
+    ending.start()
+    found = Database(path)
+    assert (found.count(), found.schema()) == (21, migrations.VERSION)
+    found.put("mine", "s", "{}")
+    assert found.get("mine") == "{}"
+    ending.join()
+    other.close()
+
+
+def test_a_file_that_stays_locked_is_not_read_as_it_lies(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other process writes would be missing; the store goes on with what this run makes, and says so."""
+    monkeypatch.setattr(database, "BUSY_S", 0.2)
+    (path,) = old.rglob(DATABASE)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        Database(path).count()
+    store = Store(old)
+    store.put_record(record("mine"))
+    assert store.record("mine") == record("mine") and any("locked" in text for text in store.warnings)
+    other.execute("ROLLBACK")
+    other.close()
+    assert Store(old).describe()["records"] == 20
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,17 @@ _DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 _INSERT = "INSERT OR REPLACE INTO records (key, signature, json, sha256, written_s) VALUES (?, ?, ?, ?, ?)"
 _OLDEST = "DELETE FROM records WHERE key IN (SELECT key FROM records ORDER BY written_s, key LIMIT ?)"
 FORGOTTEN = 0.1  # of the rows at a time, so that not every write beyond the limit looks for the oldest
-BUSY_S = 10.0
+BUSY_S, AGAIN_S = 10.0, 0.01
+# Another process is at work. SQLite waits by itself, but not where a file of another journal becomes one with a write-ahead log.
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def _sum(key: str, signature: str, text: str) -> str:
     return hashlib.sha256("\0".join((key, signature, text)).encode()).hexdigest()
 
 
-def _is_damage(exc: sqlite3.DatabaseError) -> bool:
-    return (getattr(exc, "sqlite_errorcode", 0) & 0xFF) in _DAMAGED
+def _is_any(exc: sqlite3.DatabaseError, codes: tuple[int, ...]) -> bool:
+    return (getattr(exc, "sqlite_errorcode", 0) & 0xFF) in codes
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:
@@ -67,7 +69,7 @@ class Database:
         try:
             self._insert(row)
         except sqlite3.DatabaseError as exc:
-            if not _is_damage(exc):
+            if not _is_any(exc, _DAMAGED):
                 raise
             self._insert(row)
 
@@ -138,31 +140,45 @@ class Database:
                 self._move_aside()
                 raise sqlite3.DatabaseError(f"schema is damaged ({exc})") from exc
             except sqlite3.DatabaseError as exc:
-                if _is_damage(exc):
+                if _is_any(exc, _DAMAGED):
                     self._move_aside()
                 raise
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is not None and self._pid == os.getpid():
             return self._connection
-        connection = self._open_writable()
+        connection = self._opened()
         connection.text_factory = _decode
         self._connection, self._pid = connection, os.getpid()
         return connection
 
-    def _open_writable(self) -> sqlite3.Connection:
-        try:
-            connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
+    def _opened(self) -> sqlite3.Connection:
+        """Able to write, when others let it; only reading where that is not possible at all.
+
+        Raises:
+            sqlite3.OperationalError: others are at work for longer than BUSY_S. Read as it is, their file would lack what they wrote.
+        """
+        until = time.monotonic() + BUSY_S
+        while True:
             try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = NORMAL")
-                migrations.migrate(connection)
-                return connection
-            except BaseException:
-                connection.close()
-                raise
-        except sqlite3.OperationalError:
-            return self._open_read_only()
+                return self._open_writable()
+            except sqlite3.OperationalError as exc:
+                if not _is_any(exc, _BUSY):
+                    return self._open_read_only()
+                if time.monotonic() > until:
+                    raise
+            time.sleep(AGAIN_S)
+
+    def _open_writable(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            migrations.migrate(connection)
+            return connection
+        except BaseException:
+            connection.close()
+            raise
 
     def _open_read_only(self) -> sqlite3.Connection:
         # immutable: on a read-only file system SQLite cannot create the shared-memory file that WAL needs.
