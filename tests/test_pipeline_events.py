@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
+from agentcompile_cuda_kit.targets import PRESETS
 from agentcompile_validator_emulation.backend import EmulationBackend
 from faults import cheap
 
@@ -18,12 +19,16 @@ from agentcompile_core.cli.progress import Progress
 from agentcompile_core.configuration import Config
 from agentcompile_core.errors import UsageError
 from agentcompile_core.installation import install as installation
+from agentcompile_core.ir.candidate import Kernel, StepSource
 from agentcompile_core.ir.graph import DType
+from agentcompile_core.ir.target import Target
+from agentcompile_core.plugin.backend import OwnBuild
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.events import Captured, StageFinished, StageStarted
 from agentcompile_core.plugin.hookspecs import hookimpl
 from agentcompile_core.plugin.interfaces import Backend
 from agentcompile_core.store import Store
+from agentcompile_core.testing.doubles import FakeBackend, fake_source
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 pytestmark = pytest.mark.usefixtures("shared_captures")
@@ -86,10 +91,12 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, raises: bool = False) -> None:
         self.seen: list[object] = []
+        self.builds: list[OwnBuild] = []
         told = self
 
-        def expect(self: object, dtype: DType) -> None:
+        def expect(self: object, dtype: DType, build: OwnBuild) -> None:
             told.seen.append(dtype)
+            told.builds.append(build)
             if raises:
                 raise ValueError("no room")
 
@@ -102,8 +109,8 @@ class Told:
     def compiled(self, **options: Any) -> Any:
         with cheap.lenient():
             given = {"dtype": "float16", "device": "cpu", "run_on": "framework", "config": Config(origins=(), validators=("numerics",)),
-                     **options}
-            return ac.compile(str(TINY), report=self.seen.append, catalog=load_catalog(only=FEW), store=Store(None), **given)
+                     "store": Store(None), **options}
+            return ac.compile(str(TINY), report=self.seen.append, catalog=load_catalog(only=FEW), **given)
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -112,6 +119,24 @@ def test_a_backend_is_told_of_a_language_model_before_it_is_captured(monkeypatch
     told.compiled()
     captured = next(i for i, event in enumerate(told.seen) if isinstance(event, Captured))
     assert told.types == [DType.F16] and told.seen.index(DType.F16) < captured
+
+
+def test_what_a_backend_builds_of_its_own_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    class Building(FakeBackend):
+        def build(self, source: StepSource, target: Target, deadline_s: float = 120.0) -> Kernel:
+            built.append(source.digest)
+            return super().build(source, target, deadline_s)
+
+    source, found = fake_source("honest"), []
+    for _ in range(2):
+        told = Told(monkeypatch)
+        told.compiled(store=Store(tmp_path))
+        found.append(told.builds[0](Building(), source, PRESETS["h200"]))
+    assert built == [source.digest] and found[0] == found[1] and found[1].binary == found[0].binary
+    told.builds[0](Building(), fake_source("slow"), PRESETS["h200"])
+    assert len(built) == 2
 
 
 def test_a_backend_is_not_told_of_what_will_not_run_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
