@@ -7,11 +7,12 @@ import pytest
 from agentcompile_cuda_kit.targets import PRESETS
 
 from agentcompile_core.errors import Cause
+from agentcompile_core.ir import serial
 from agentcompile_core.ir.plan import Origin, Schedule, Step
 from agentcompile_core.ir.verdict import Outcome
 from agentcompile_core.processes.environment import child_environment
 from agentcompile_core.testing import doubles
-from agentcompile_core.worker import Job, Worker, WorkerLost
+from agentcompile_core.worker import Evaluation, Job, Worker, WorkerLost
 
 CATALOG = "agentcompile_core.testing.doubles:catalog"
 
@@ -128,6 +129,42 @@ def test_a_validator_that_fails_its_controls_refuses_everything(worker: Worker):
     (found,) = evaluate(worker, job("honest", validators=("broken",)))
     assert found.failure is Cause.UNAVAILABLE
     assert "fails its own controls" in found.message
+
+
+class Scripted:
+    """Stands for a child: says what it is given, the greeting first."""
+
+    ended, signal_number = False, 0
+
+    def __init__(self, *answers: tuple[Evaluation, bool]) -> None:
+        self.messages = [{"hello": 1}, *({"id": 0, "result": serial.unstructure(found), "lost": lost} for found, lost in answers)]
+
+    def send(self, message: dict) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def receive(self, seconds: float) -> dict:
+        return self.messages.pop(0)
+
+
+UNJUDGED = Evaluation(failure=Cause.UNAVAILABLE, message="validator numerics fails its own controls: AcceleratorError")
+FAULTY, FINE = Evaluation(failure=Cause.MEMORY_FAULT, message="an illegal address"), Evaluation(message="fine")
+
+
+@pytest.mark.parametrize(("answers", "wanted", "restarts"), [
+    ([(UNJUDGED, True), (FINE, False)], FINE, 1),
+    ([(UNJUDGED, True), (FAULTY, True)], FAULTY, 2),
+    ([(UNJUDGED, True), (UNJUDGED, True)], UNJUDGED, 2),
+    ([(UNJUDGED, False)], UNJUDGED, 0),
+    ([(FAULTY, True)], FAULTY, 1),
+])
+def test_who_could_not_be_judged_on_a_lost_device_is_judged_once_more(
+        monkeypatch: pytest.MonkeyPatch, answers: list[tuple[Evaluation, bool]], wanted: Evaluation, restarts: int):
+    children = [Scripted(one) for one in answers]
+    made = Worker(catalog=CATALOG, builders=1)
+    monkeypatch.setattr(made, "_new_child", lambda: children.pop(0))
+    (found,) = evaluate(made, job("honest"))
+    assert (found.failure, found.message, made.restarts) == (wanted.failure, wanted.message, restarts) and not children
 
 
 def test_no_validator_means_no_pass(worker: Worker):

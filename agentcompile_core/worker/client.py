@@ -44,6 +44,7 @@ class WorkerLost(AgentCompileError):
 class _Sent:
     index: int
     job: Any  # a Job, or None
+    is_again: bool = False  # asked a second time
 
 
 class Worker:
@@ -143,7 +144,8 @@ class Worker:
         """Evaluate ``jobs`` in order and yield (index, evaluation) as each is done.
 
         ``jobs`` is read lazily, at most ``window`` ahead of the results; None: nothing more before the next result. A crash,
-        hang or lost device context ends the candidate that was running, and nothing else. After ``stop_at``
+        hang or lost device context ends the candidate that was running, and nothing else; one that could not be judged since the device
+        was lost is asked about once more. After ``stop_at``
         (``time.monotonic``) no further result is waited for. ``progress`` hears (index, phase).
         """
         waiting = (_Sent(index, job) for index, job in enumerate(jobs))
@@ -167,6 +169,12 @@ class Worker:
                     break
                 evaluation, lost = result
                 fruitless = fruitless + 1 if lost else 0
+                if lost and evaluation.failure is Cause.UNAVAILABLE and not out[0].is_again:
+                    # The device was lost over the controls, before the kernel was judged: another program's fault may do that.
+                    out[0].is_again = True
+                    self.restarts += 1
+                    self._end()
+                    continue
                 index = out.popleft().index
                 if lost:  # before the caller sees it: one who stops here must not leave a dead child to the next call
                     self.restarts += 1
