@@ -10,8 +10,8 @@ _lock = threading.Lock()
 _apart = 0  # blocks of ``set_apart`` in all threads
 _uncollected = 0  # blocks of ``uncollected`` in all threads
 _collecting = True  # whether garbage was collected before the first of them
-_thresholds = (0, 0, 0)  # Python's before the first block of ``set_apart``
-YOUNG = 10_000  # objects made within such a block between two collections; Python's 700 have a compile collect thousands of times
+_thresholds, _own_thresholds = (0, 0, 0), (0, 0, 0)  # before the first block of ``set_apart``, and within it
+YOUNG = 10_000  # objects made within such a block between two collections; Python's own number has a compile collect thousands of times
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def set_apart() -> Iterator[None]:
     none. Where torch holds memory of a device, garbage is collected before, which may be that. A process that froze objects itself
     (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
     """
-    global _apart, _thresholds
+    global _apart, _thresholds, _own_thresholds
     with _lock:
         is_own = _apart > 0 or not is_frozen()
         if is_own and not _apart:
@@ -54,6 +54,7 @@ def set_apart() -> Iterator[None]:
             _thresholds = gc.get_threshold()
             if _thresholds[0]:  # 0: the process never collects by itself
                 gc.set_threshold(max(YOUNG, _thresholds[0]), *_thresholds[1:])
+            _own_thresholds = gc.get_threshold()
         _apart += is_own
     try:
         yield
@@ -63,7 +64,8 @@ def set_apart() -> Iterator[None]:
                 _apart -= 1
                 if not _apart:
                     gc.unfreeze()
-                    gc.set_threshold(*_thresholds)
+                    if gc.get_threshold() == _own_thresholds:  # nobody else has set it meanwhile
+                        gc.set_threshold(*_thresholds)
 
 
 def settle() -> None:

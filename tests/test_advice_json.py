@@ -1,6 +1,7 @@
 """Advice as JSON: the strict reader, the schema, what a question says and what it keeps to itself."""
 
 import json
+import time
 
 import pytest
 from advice_cases import MATCHES, PLAN, QUESTION, SPACE, asked, check_plan, record_of
@@ -144,8 +145,28 @@ def test_rejected_items_are_short_and_printable() -> None:
     assert RejectedItem(item="plain text", rule="J1").item == "plain text"
 
 
-@given(st.text(alphabet='[{]}"\\a\n', max_size=40))
-def test_brackets_count_outside_of_strings_alone(text: str) -> None:
+@pytest.mark.parametrize("inside", ('', '"a[{"', r'"\\"', r'"\"[{", "\u00e9"', '"é\ud800"', "[], {}", '{"a": [], "b": [{}]}'))
+@pytest.mark.parametrize(("opening", "closing"), (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")))
+def test_as_deep_as_is_allowed_is_taken_and_one_deeper_is_not(opening: str, closing: str, inside: str) -> None:
+    own = {"[], {}": 1, '{"a": [], "b": [{}]}': 3}.get(inside, 0)
+    inside = f"[{inside}]"
+    levels = (serial.MAX_DEPTH - own - 1) // (2 if opening.startswith("[{") else 1)
+    text = opening * levels + inside + closing * levels
+    deep = levels * (2 if opening.startswith("[{") else 1) + own + 1
+    serial.parse("[" * (serial.MAX_DEPTH - deep) + text + "]" * (serial.MAX_DEPTH - deep))
+    with pytest.raises(UsageError, match="nested deeper"):
+        serial.parse("[" * (serial.MAX_DEPTH + 1 - deep) + text + "]" * (serial.MAX_DEPTH + 1 - deep))
+
+
+def test_a_deep_text_of_megabytes_is_refused_soon() -> None:
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="nested deeper"):
+        serial.parse("[" * 5_000_000 + "]" * 5_000_000)
+    assert time.monotonic() - began < 2.0
+
+
+@given(st.text(alphabet='[{]}"\\a\né\ud800', max_size=40), st.integers(0, 3))
+def test_brackets_count_outside_of_strings_alone(text: str, limit: int) -> None:
     """As deep as a walk from character to character finds it."""
     depth, deepest, in_string, escaped = 0, 0, False, False
     for one in text:
@@ -155,10 +176,10 @@ def test_brackets_count_outside_of_strings_alone(text: str) -> None:
             in_string, depth = one == '"', depth + (one in "[{") - (one in "]}")
             deepest = max(deepest, depth)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serial, "MAX_DEPTH", 2)
+        patch.setattr(serial, "MAX_DEPTH", limit)
         try:
             serial.parse(text)
             said = ""
         except UsageError as exc:
             said = str(exc)
-    assert ("nested deeper" in said) is (deepest > 2)
+    assert ("nested deeper" in said) is (deepest > limit)

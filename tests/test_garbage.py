@@ -81,6 +81,16 @@ def test_a_block_collects_less_often_until_it_ends(before: tuple[int, int, int],
         gc.set_threshold(*usual)
 
 
+def test_thresholds_that_somebody_sets_within_a_block_stay() -> None:
+    usual = gc.get_threshold()
+    try:
+        with set_apart():
+            gc.set_threshold(123_456, 11, 12)
+        assert gc.get_threshold() == (123_456, 11, 12)
+    finally:
+        gc.set_threshold(*usual)
+
+
 def test_a_process_that_froze_objects_keeps_its_thresholds() -> None:
     usual = gc.get_threshold()
     gc.set_threshold(900, 10, 10)

@@ -132,11 +132,11 @@ def test_what_a_backend_builds_of_its_own_is_kept(tmp_path: Path, monkeypatch: p
     source, found = fake_source("honest"), []
     for _ in range(2):
         told = Told(monkeypatch)
-        told.compiled(store=Store(tmp_path))
+        made = told.compiled(store=Store(tmp_path))
         found.append(told.builds[0](Building(), source, PRESETS["h200"]))
     assert built == [source.digest] and found[0] == found[1] and found[1].binary == found[0].binary
     told.builds[0](Building(), fake_source("slow"), PRESETS["h200"])
-    assert len(built) == 2
+    assert len(built) == 2 and made.context.store is not None
 
 
 def test_a_backend_is_not_told_of_what_will_not_run_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """The tuning database over versions and sizes: older files are brought up to date, newer ones left alone, the oldest rows go first."""
 
+import errno
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -91,14 +93,38 @@ def test_a_file_that_stays_locked_is_not_read_as_it_lies(old: Path, monkeypatch:
     (path,) = old.rglob(DATABASE)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
-        Database(path).count()
+    waiting, began = Database(path), time.monotonic()
+    for _ in range(20):
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            waiting.count()
+    assert time.monotonic() - began < 1.0, "it is waited for once"
     store = Store(old)
     store.put_record(record("mine"))
     assert store.record("mine") == record("mine") and any("locked" in text for text in store.warnings)
     other.execute("ROLLBACK")
     other.close()
     assert Store(old).describe()["records"] == 20
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        waiting.count()
+    waiting.close()
+    assert waiting.count() == 20
+
+
+def test_a_file_where_nothing_can_be_locked_is_read_as_it_lies(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on network file systems without locks: SQLite calls the file busy for ever."""
+    monkeypatch.setattr(database, "BUSY_S", 0.1)
+    (path,) = old.rglob(DATABASE)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(database.fcntl, "lockf", refused)
+    found = Database(path)
+    assert found.count() == 20
+    other.execute("ROLLBACK")
+    other.close()
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The face: ``compile`` a model, ``load`` a bundle; both give a CompiledModel that generates."""
 
 import platform
+import weakref
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -217,7 +218,7 @@ def _expect(loaded: LoadedModel, dtype: DType, device: str, ctx: Context) -> Non
     """Let the backend begin with what the prompts of a language model need, beside what follows, where it is to run on its device."""
     backend = ctx.backend
     if backend is not None and backend.device == device and loaded.has_weights and hasattr(loaded.module, "generate"):
-        build = partial(building.from_store, ctx.store)
+        build = partial(building.stored_or_built, weakref.ref(ctx.store))  # a backend may outlive the store
         ctx.catalog.guard(lambda: backend.expect(dtype, build), stage=StageName.INSTALL, plugin=backend.name, subject="expect")
 
 

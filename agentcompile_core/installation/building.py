@@ -1,7 +1,8 @@
 """Building: kernels of the sources of programs, from the store or from the backend that makes code for the target."""
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..context import Context
@@ -13,6 +14,7 @@ from ..runtime.program import Program
 from ..store import Store, keys
 
 AT_A_TIME = 4
+log = logging.getLogger("agentcompile.installation")
 
 
 def built(programs: Mapping[str, Program], known: Mapping[str, Kernel], ctx: Context) -> dict[str, Kernel]:
@@ -67,17 +69,21 @@ def build_one(source: StepSource, backend: Backend, ctx: Context) -> Kernel | No
     return build_all([source], backend, ctx).get(source.digest)
 
 
-def from_store(store: Store, backend: Backend, source: StepSource, target: Target) -> Kernel:
-    """A kernel that no program has, from the store, or built by ``backend`` and stored.
+def stored_or_built(store_of: "Callable[[], Store | None]", backend: Backend, source: StepSource, target: Target) -> Kernel:
+    """A kernel that no program has, from the store as long as there is that, or built by ``backend`` and stored.
 
     Raises:
         BuildError: it does not build.
     """
-    key = keys.kernel_key(source, target, backend)
-    kernel = store.kernel(key)
+    store, key = store_of(), keys.kernel_key(source, target, backend)
+    kernel = store.kernel(key) if store is not None else None
     if kernel is None:
         kernel = backend.build(source, target)
-        store.put_kernel(key, kernel)
+        try:
+            if store is not None:
+                store.put_kernel(key, kernel)
+        except Exception as exc:  # the kernel is there
+            log.info("the kernel %s is not stored: %s", source.digest, exc)
     return kernel
 
 

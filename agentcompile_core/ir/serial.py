@@ -217,7 +217,9 @@ def _is_deep(text: str) -> bool:
     marks = _STRING.sub("", marks.replace(b'""', b"").decode()).encode()
     rest = marks
     for _ in range(MAX_DEPTH):  # the innermost level goes each time
-        rest = rest.replace(b"[]", b"")
+        before, rest = rest, rest.replace(b"[]", b"")
+        if len(before) - len(rest) < len(before) / 200:  # long and deep, which a walk sees sooner
+            break
     if not rest:
         return False
     depth = 0  # deep, or no JSON

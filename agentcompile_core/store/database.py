@@ -1,9 +1,12 @@
 """The tuning database: one SQLite file in WAL mode, which survives killed and concurrent writers (measured)."""
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ _INSERT = "INSERT OR REPLACE INTO records (key, signature, json, sha256, written
 _OLDEST = "DELETE FROM records WHERE key IN (SELECT key FROM records ORDER BY written_s, key LIMIT ?)"
 FORGOTTEN = 0.1  # of the rows at a time, so that not every write beyond the limit looks for the oldest
 BUSY_S, AGAIN_S = 10.0, 0.01
+GIVEN_UP_S = 60.0  # how long nobody waits again for a file that stayed busy
 # Another process is at work. SQLite waits by itself, but not where a file of another journal becomes one with a write-ahead log.
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
@@ -40,6 +44,16 @@ def _forget_oldest(connection: sqlite3.Connection) -> None:
     connection.execute(_OLDEST, (max(1, int(FORGOTTEN * count)),))
 
 
+def _has_locks(folder: Path) -> bool:
+    """Whether files of ``folder`` can be locked. Where they cannot (some network file systems), SQLite calls every file busy."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:  # not the database: closing that would end the locks that SQLite holds on it
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+    return True
+
+
 def _decode(data: bytes) -> str:
     return data.decode(errors="replace")  # a flipped bit must fail the checksum of its row, not the whole query
 
@@ -57,6 +71,7 @@ class Database:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
+        self._given_up: tuple[sqlite3.OperationalError, float] | None = None  # why, and until when
 
     def get(self, key: str) -> str | None:
         """The text of ``key``; None where there is none or its row is damaged."""
@@ -118,7 +133,7 @@ class Database:
         with self._lock:
             if self._connection is not None and self._pid == os.getpid():
                 self._connection.close()
-            self._connection = None
+            self._connection = self._given_up = None
 
     def _query(self, sql: str, argument: str) -> list[tuple[str, str]]:
         with self._recover() as connection:
@@ -156,25 +171,30 @@ class Database:
         """Able to write, when others let it; only reading where that is not possible at all.
 
         Raises:
-            sqlite3.OperationalError: others are at work for longer than BUSY_S. Read as it is, their file would lack what they wrote.
+            sqlite3.OperationalError: others are at work for longer than BUSY_S. Read as it is, their file would lack what they wrote. It is
+                raised at once then until GIVEN_UP_S are over.
         """
+        if self._given_up is not None and time.monotonic() < self._given_up[1]:
+            raise self._given_up[0]
         until = time.monotonic() + BUSY_S
         while True:
             try:
-                return self._open_writable()
+                return self._open_writable(max(AGAIN_S, until - time.monotonic()))
             except sqlite3.OperationalError as exc:
-                if not _is_any(exc, _BUSY):
+                if not _is_any(exc, _BUSY) or (time.monotonic() > until and not _has_locks(self.path.parent)):
                     return self._open_read_only()
                 if time.monotonic() > until:
+                    self._given_up = exc, time.monotonic() + GIVEN_UP_S
                     raise
             time.sleep(AGAIN_S)
 
-    def _open_writable(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
+    def _open_writable(self, wait_s: float) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=wait_s, check_same_thread=False)
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             migrations.migrate(connection)
+            connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
             return connection
         except BaseException:
             connection.close()

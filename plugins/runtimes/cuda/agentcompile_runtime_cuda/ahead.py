@@ -1,6 +1,7 @@
 """What the prompts of a model need that no search chooses, begun on a thread of its own while the caller captures and plans."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,11 +11,12 @@ from agentcompile_core.plugin_api import Backend, Kernel, OwnBuild, StepSource, 
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("agentcompile.runtime.cuda")
 ROWS, WIDTH = 64, 128  # of the tensors by which libraries are used a first time
 
 
 class Ahead:
-    """Of one backend. What fails here is told to whoever needs it."""
+    """Of one backend. What fails here is told to whoever needs it, and in the log."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -26,23 +28,32 @@ class Ahead:
         import torch
 
         device = torch.device(self._backend.device, torch.cuda.current_device()) if self._backend.device == "cuda" else torch.device("cpu")
+        before = self._thread
 
         def run() -> None:
-            with contextlib.suppress(Exception):
+            if before is not None:
+                before.join()
+            try:
                 start(torch.empty(0, dtype=dtype, device=device))
-            with contextlib.suppress(Exception):
+            except Exception as exc:
+                log.info("kernels of prompts are not built ahead: %s", exc)
+            try:
                 use_libraries(dtype, device)
+            except Exception as exc:
+                log.info("libraries are not used ahead: %s", exc)
 
-        self.wait()
         self._build = build
-        self._thread = threading.Thread(target=run, name="what prompts need")  # no daemon: Python must not end within a call of torch's
-        self._thread.start()
+        thread = threading.Thread(target=run, name="what prompts need")  # no daemon: Python must not end within a call of torch's
+        thread.start()
+        self._thread = thread
 
     def wait(self) -> None:
-        """Until nothing of this uses the device, which must not be while a graph is captured."""
-        thread, self._thread = self._thread, None
+        """Until nothing of this uses the device: a capture drops the workspaces of cuBLAS, of which one may be in use."""
+        thread = self._thread
         if thread is not None:
             thread.join()
+            if self._thread is thread:
+                self._thread = None
 
     def build(self, source: StepSource, target: Target) -> Kernel:
         """A kernel of the backend's own, as ``begin`` was told; before, by the backend. Raises BuildError."""

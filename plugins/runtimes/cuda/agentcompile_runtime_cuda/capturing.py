@@ -22,7 +22,7 @@ class Captures:
     after another, and what one leaves in its outputs is valid until another one runs."""
 
     def __init__(self, ready: Callable[[], None]) -> None:
-        """``ready`` waits until no other thread of this package uses the device, which would break a capture."""
+        """``ready`` waits until no other thread of this package uses the device's libraries."""
         self._ready = ready
         self._places: WeakKeyDictionary[object, Place] = WeakKeyDictionary()
 

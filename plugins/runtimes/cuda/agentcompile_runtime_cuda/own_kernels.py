@@ -86,12 +86,15 @@ def build_once(backend: Backend, source: StepSource, target: Target) -> "Future[
         known = _builds.get(key)
         if known is None or (known.done() and known.exception() is not None):
             known = _builds[key] = Future()
-            threading.Thread(target=_run, args=(known, backend, source, target), name="build of an own kernel", daemon=True).start()
+            try:
+                threading.Thread(target=_run, args=(known, backend, source, target), name="build of an own kernel", daemon=True).start()
+            except RuntimeError as exc:  # there are as many threads as there may be
+                known.set_exception(exc)
     return known
 
 
 def _run(build: "Future[Kernel]", backend: Backend, source: StepSource, target: Target) -> None:
     try:
-        build.set_result(getattr(backend, "build_own", backend.build)(source, target))  # another backend builds as always
+        build.set_result(backend.build_own(source, target))
     except BaseException as exc:  # whoever waits for it gets it
         build.set_exception(exc)

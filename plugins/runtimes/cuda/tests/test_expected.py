@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import weakref
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -11,16 +12,18 @@ import pytest
 import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda import ahead, own_kernels
+from agentcompile_runtime_cuda.ahead import Ahead
 from agentcompile_runtime_cuda.backend import CudaBackend
 from agentcompile_runtime_cuda.gates import GATES
 from row_cases import HALVES
 from row_cases import rows as rows
 
-from agentcompile_core.installation.building import from_store
+from agentcompile_core.installation.building import stored_or_built
 from agentcompile_core.ir.candidate import Resources
 from agentcompile_core.ops import operators  # noqa: F401  registers what the framework computes
 from agentcompile_core.plugin_api import DType, Kernel, StepSource, Target, operator_names
 from agentcompile_core.store import Store
+from agentcompile_core.testing.doubles import FakeBackend, fake_source
 
 
 @pytest.fixture
@@ -93,7 +96,8 @@ def test_kernels_of_its_own_come_from_the_store_once_they_were_built(monkeypatch
     for _ in range(2):  # as in two processes
         monkeypatch.setattr(own_kernels, "_builds", {})
         backend = CudaBackend()
-        backend.expect(DType.F16, partial(from_store, Store(tmp_path)))
+        store = Store(tmp_path)
+        backend.expect(DType.F16, partial(stored_or_built, weakref.ref(store)))
         backend._ahead.wait()
         made.append({kernel.digest: kernel.binary for kernel in (future.result() for future in own_kernels._builds.values())})
     assert made[0] == made[1] and sorted(builds) == sorted(made[0]) and len(builds) > 3
@@ -106,6 +110,7 @@ def test_a_store_that_fails_is_told_to_who_needs_the_kernel(monkeypatch: pytest.
     backend = CudaBackend()
     backend.expect(DType.F16, unasked)
     backend._ahead.wait()
+    assert own_kernels._builds
     for future in list(own_kernels._builds.values()):
         with pytest.raises(AssertionError, match="nothing is to be built"):
             future.result()
@@ -129,6 +134,64 @@ def test_a_capture_waits_until_nothing_else_uses_the_device(monkeypatch: pytest.
     with pytest.raises(TypeError):  # there is no stream to capture on
         backend._captures(lambda: None, warm_ups=0, runs=1, owner=None)
     assert order == ["libraries", "capture"]
+
+
+def test_everyone_who_captures_waits_also_behind_an_interruption() -> None:
+    begun, may_end = Ahead(CudaBackend()), threading.Event()
+    begun._backend.device = "cpu"  # type: ignore[misc]
+    begun.begin(torch.float16, unasked, lambda like: may_end.wait() and None)
+    interrupted = begun._thread
+    assert interrupted is not None
+
+    class Interrupting:
+        def join(self) -> None:
+            raise KeyboardInterrupt
+
+    begun._thread = Interrupting()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        begun.wait()
+    assert isinstance(begun._thread, Interrupting), "the next one waits, too"
+    begun._thread = interrupted
+    waiting = [threading.Thread(target=begun.wait) for _ in range(2)]
+    for one in waiting:
+        one.start()
+    for one in waiting:
+        one.join(0.1)
+        assert one.is_alive()
+    may_end.set()
+    for one in waiting:
+        one.join(10)
+        assert not one.is_alive()
+
+
+def test_without_another_thread_kernels_are_refused_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(own_kernels, "_builds", {})
+    monkeypatch.setattr(CudaBackend, "device", "cpu")
+    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
+    backend = CudaBackend()
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(RuntimeError, match="new thread"):
+        backend.expect(DType.F16, unasked)
+    backend._ahead.wait()
+    made = backend._rows._kernels._of(torch.empty(0, dtype=torch.float16))
+    with pytest.raises(RuntimeError, match="new thread"):
+        own_kernels.build_once(backend, made, preset("h200")).result(5)
+
+
+def test_a_kernel_that_cannot_be_stored_is_used_and_one_without_a_store_is_built() -> None:
+    class Full(Store):
+        def put_kernel(self, key: str, kernel: Kernel) -> None:
+            raise MemoryError
+
+    source, backend, full = fake_source("honest"), FakeBackend(), Full(None)
+    assert stored_or_built(weakref.ref(full), backend, source, preset("h200")).digest == source.digest
+    gone = weakref.ref(full)
+    del full
+    assert gone() is None
+    assert stored_or_built(gone, backend, source, preset("h200")).digest == source.digest and backend.builds == 2
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32))
