@@ -3,10 +3,12 @@
 import attrs
 import numpy as np
 import pytest
-from agentcompile_validator_emulation.engine import Mode
+from agentcompile_validator_emulation.engine import Mode, build
 from agentcompile_validator_emulation.module import SCHEDULES, Access, EmulationError, LaunchOptions
 from agentcompile_validator_emulation.toolchain import find_toolchain
 from emulation_fixtures import buffer, integer, launch, module
+
+from agentcompile_core.plugin_api import BuildError
 
 BLOCKS, THREADS = 2, 64
 
@@ -132,6 +134,32 @@ def test_what_a_thread_reads_before_it_sets_it_shows_in_the_result(mode):
     for options in SCHEDULES:
         _, out = run("bug_first_load_left_out", options, mode)
         assert not toolchain.poison_flags or (out[:BLOCKS * THREADS // 2] < -1e38).all()
+
+
+NEVER_SET = """
+#include <agentcompile/ptx.cuh>
+struct Span { int first, length; };
+extern "C" __global__ void copy(const float* in, float* out, int count) {
+  Span span%s;
+  float ahead = 0.0f;
+  if (threadIdx.x < span.length) ahead = in[span.first];  // what was read ahead where the guess was right
+  if (span.first != 0 || span.length != count) { span.first = 0; span.length = count; ahead = in[0]; }
+  for (int i = threadIdx.x; i < span.length; i += blockDim.x) out[i] = i ? in[i] : ahead;
+}
+"""
+
+
+def test_a_variable_that_nothing_can_have_set_is_refused_though_results_are_right():
+    """Whatever it holds here, the kernel sets it anew before it counts; on a device it may read anywhere."""
+    with pytest.raises(BuildError, match=r"span.*is used uninitialized"):
+        build(NEVER_SET % "", {}, ("copy",), Mode.CHECKED)
+    build(NEVER_SET % " = {0, 0}", {}, ("copy",), Mode.CHECKED)
+    build(NEVER_SET % "", {}, ("copy",), Mode.PLAIN)
+
+
+def test_a_variable_that_may_have_been_set_is_not_guessed_about():
+    text = NEVER_SET.replace("Span span%s;", "Span span; if (blockDim.x) { span.first = 0; span.length = 0; }")
+    build(text, {}, ("copy",), Mode.CHECKED)
 
 
 @pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CHECKED])
