@@ -175,7 +175,7 @@ class Database:
                 raised at once then until GIVEN_UP_S are over.
         """
         if self._given_up is not None and time.monotonic() < self._given_up[1]:
-            raise self._given_up[0]
+            raise self._given_up[0].with_traceback(None)
         until = time.monotonic() + BUSY_S
         while True:
             try:
