@@ -181,9 +181,10 @@ class Database:
             try:
                 return self._open_writable(max(AGAIN_S, until - time.monotonic()))
             except sqlite3.OperationalError as exc:
-                if not _is_any(exc, _BUSY) or (time.monotonic() > until and not _has_locks(self.path.parent)):
+                is_over = time.monotonic() > until
+                if not _is_any(exc, _BUSY) or (is_over and not _has_locks(self.path.parent)):
                     return self._open_read_only()
-                if time.monotonic() > until:
+                if is_over:
                     self._given_up = exc, time.monotonic() + GIVEN_UP_S
                     raise
             time.sleep(AGAIN_S)

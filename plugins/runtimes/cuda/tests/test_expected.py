@@ -40,6 +40,14 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend takes the host for an H200, and has built nothing of its own."""
+    monkeypatch.setattr(own_kernels, "_builds", {})
+    monkeypatch.setattr(CudaBackend, "device", "cpu")
+    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_what_was_begun_is_what_prompts_ask_for(rows: Any, begun: list[str], dtype: torch.dtype) -> None:
     rows.start(torch.empty(0, dtype=dtype))
@@ -80,6 +88,7 @@ def unasked(*_: object) -> Any:
     raise AssertionError("nothing is to be built")
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_kernels_of_its_own_come_from_the_store_once_they_were_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     builds: list[str] = []
 
@@ -90,8 +99,6 @@ def test_kernels_of_its_own_come_from_the_store_once_they_were_built(monkeypatch
                       sha256=hashlib.sha256(binary).hexdigest(), compiler=self.compiler(), resources=Resources(), build_s=0.0)
 
     monkeypatch.setattr(CudaBackend, "build", build)
-    monkeypatch.setattr(CudaBackend, "device", "cpu")
-    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
     made: list[dict[str, bytes]] = []
     for _ in range(2):  # as in two processes
         monkeypatch.setattr(own_kernels, "_builds", {})
@@ -103,10 +110,8 @@ def test_kernels_of_its_own_come_from_the_store_once_they_were_built(monkeypatch
     assert made[0] == made[1] and sorted(builds) == sorted(made[0]) and len(builds) > 3
 
 
-def test_a_store_that_fails_is_told_to_who_needs_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_kernels, "_builds", {})
-    monkeypatch.setattr(CudaBackend, "device", "cpu")
-    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_store_that_fails_is_told_to_who_needs_the_kernel() -> None:
     backend = CudaBackend()
     backend.expect(DType.F16, unasked)
     backend._ahead.wait()
@@ -116,6 +121,7 @@ def test_a_store_that_fails_is_told_to_who_needs_the_kernel(monkeypatch: pytest.
             future.result()
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_capture_waits_until_nothing_else_uses_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, order = threading.Event(), list[str]()
 
@@ -124,8 +130,6 @@ def test_a_capture_waits_until_nothing_else_uses_the_device(monkeypatch: pytest.
         order.append("libraries")
 
     monkeypatch.setattr(ahead, "use_libraries", slowly)
-    monkeypatch.setattr(CudaBackend, "device", "cpu")
-    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
     monkeypatch.setattr(own_kernels, "build_once", lambda *_: Future())
     backend = CudaBackend()
     backend.expect(DType.F16, unasked)
@@ -136,9 +140,9 @@ def test_a_capture_waits_until_nothing_else_uses_the_device(monkeypatch: pytest.
     assert order == ["libraries", "capture"]
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_everyone_who_captures_waits_also_behind_an_interruption() -> None:
     begun, may_end = Ahead(CudaBackend()), threading.Event()
-    begun._backend.device = "cpu"  # type: ignore[misc]
     begun.begin(torch.float16, unasked, lambda like: may_end.wait() and None)
     interrupted = begun._thread
     assert interrupted is not None
@@ -164,13 +168,11 @@ def test_everyone_who_captures_waits_also_behind_an_interruption() -> None:
         assert not one.is_alive()
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_without_another_thread_kernels_are_refused_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(own_kernels, "_builds", {})
-    monkeypatch.setattr(CudaBackend, "device", "cpu")
-    monkeypatch.setattr(CudaBackend, "live_target", lambda self: preset("h200"))
     backend = CudaBackend()
     monkeypatch.setattr(threading.Thread, "start", full)
     with pytest.raises(RuntimeError, match="new thread"):

@@ -111,10 +111,14 @@ def _forget_unused(cache: Path) -> None:
                     path.unlink()
 
 
-def _run(command: Sequence[str], deadline_s: float, what: str) -> None:
+def _run(command: Sequence[str], deadline_s: float, what: str, folders: Sequence[Path]) -> None:
+    """``folders``: those whose files messages name without them, as sources do; where they lie is no matter of who wrote the kernel."""
     done = run_guarded(command, deadline_s=deadline_s)
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
+        said = done.stderr.strip()
+        for folder in folders:
+            said = said.replace(f"{folder}/", "")
+        lines = said.splitlines()
         first = next((i for i, line in enumerate(lines) if "error" in line), 0)
         raise BuildError(f"g++ refused {what}:\n" + "\n".join(lines[first:first + 20]))
 
@@ -125,9 +129,11 @@ def _used(path: Path) -> None:
         os.utime(path)
 
 
+_OWN_FOLDERS = (RUNTIME_FOLDER, cuda_kit.include_dir())
+
+
 def _include_flags(toolchain: Toolchain) -> list[str]:
-    folders = (RUNTIME_FOLDER, cuda_kit.include_dir())
-    return [f"-I{folder}" for folder in folders] + [f"-isystem{folder}" for folder in toolchain.includes]
+    return [f"-I{folder}" for folder in _OWN_FOLDERS] + [f"-isystem{folder}" for folder in toolchain.includes]
 
 
 def _kernel_flags(toolchain: Toolchain, mode: Mode) -> list[str]:
@@ -167,7 +173,7 @@ def _compiled_once(toolchain: Toolchain, flags: Sequence[str], source: str, name
             with PrivateFolder(cache) as folder:
                 made = folder / name
                 command = [toolchain.compiler, *flags, *_include_flags(toolchain), str(RUNTIME_FOLDER / source), "-o", str(made)]
-                _run(command, deadline_s, f"the emulator's own {source}")
+                _run(command, deadline_s, f"the emulator's own {source}", ())
                 os.replace(made, target)
         else:
             _used(target)
@@ -198,22 +204,24 @@ def _compile_unit(toolchain: Toolchain, flags: Sequence[str], folder: Path, shim
     # The map keeps the temporary folder's name out of the debug information: messages name kernel.cu.
     command = [toolchain.compiler, *flags, f"-ffile-prefix-map={folder}=.", f"-I{folder}"]
     rest = [*_include_flags(toolchain), "-c", str(folder / "unit.cpp"), "-o", str(folder / "unit.o")]
+    folders = (folder, *_OWN_FOLDERS, *toolchain.includes)
     try:
-        _run([*command, f"-I{shim.parent}", *rest], deadline_s, "the kernel")
+        _run([*command, f"-I{shim.parent}", *rest], deadline_s, "the kernel", folders)
     except BuildError as exc:
         if "PCH" not in str(exc) and ".gch" not in str(exc):
             raise
-        _run([*command, *rest], deadline_s, "the kernel")  # g++ could not map the precompiled header: read the text
+        _run([*command, *rest], deadline_s, "the kernel", folders)  # g++ could not map the precompiled header: read the text
 
 
 def _link(toolchain: Toolchain, flags: Sequence[str], folder: Path, runtime: Path, deadline_s: float) -> None:
     objects = [str(folder / "unit.o"), str(runtime), "-o", str(folder / "out.so"), "-lrt"]
     try:
-        _run([toolchain.compiler, "-shared", *flags, *toolchain.linker_flags, *objects], deadline_s, "to link the kernel")
+        _run([toolchain.compiler, "-shared", *flags, *toolchain.linker_flags, *objects], deadline_s, "to link the kernel", (folder,))
     except BuildError:
         if not toolchain.linker_flags:
             raise
-        _run([toolchain.compiler, "-shared", *flags, *objects], deadline_s, "to link the kernel")  # gold is there, but not for this g++
+        # gold is there, but not for this g++
+        _run([toolchain.compiler, "-shared", *flags, *objects], deadline_s, "to link the kernel", (folder,))
 
 
 def build(code: str, headers: Mapping[str, str], entries: Sequence[str], mode: Mode = Mode.PLAIN, *,

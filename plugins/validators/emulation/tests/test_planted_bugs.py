@@ -151,10 +151,18 @@ extern "C" __global__ void copy(const float* in, float* out, int count) {
 
 def test_a_variable_that_nothing_can_have_set_is_refused_though_results_are_right():
     """Whatever it holds here, the kernel sets it anew before it counts; on a device it may read anywhere."""
-    with pytest.raises(BuildError, match=r"span.*is used uninitialized"):
+    with pytest.raises(BuildError, match=r"(?m)^kernel\.cu:\d+:\d+: error: .*span.*is used uninitialized"):
         build(NEVER_SET % "", {}, ("copy",), Mode.CHECKED)
     build(NEVER_SET % " = {0, 0}", {}, ("copy",), Mode.CHECKED)
     build(NEVER_SET % "", {}, ("copy",), Mode.PLAIN)
+
+
+def test_messages_name_files_as_sources_do():
+    text = '#include "own/mistaken.cuh"\nextern "C" __global__ void copy(const float* in, float* out, int count) {}\n'
+    for mistake in ("int first = second;", "#include <agentcompile/ptx.cuh>\nint first = ac::no_such_thing;"):
+        with pytest.raises(BuildError, match="refused the kernel") as caught:
+            build(text, {"own/mistaken.cuh": mistake}, ("copy",), Mode.PLAIN)
+        assert "own/mistaken.cuh:" in str(caught.value) and "agentcompile-private" not in str(caught.value)
 
 
 def test_a_variable_that_may_have_been_set_is_not_guessed_about():
