@@ -1,6 +1,7 @@
 """What every kernel is built with is compiled ahead, once."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from agentcompile_validator_emulation.backend import EmulationBackend
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
-    def run(command: list[str], deadline_s: float, what: str) -> None:
+    def run(command: list[str], deadline_s: float, what: str, folders: Sequence[Path]) -> None:
         seen.append(what)
         Path(command[command.index("-o") + 1]).touch()
 
