@@ -11,7 +11,9 @@ _apart = 0  # blocks of ``set_apart`` in all threads
 _uncollected = 0  # blocks of ``uncollected`` in all threads
 _collecting = True  # whether garbage was collected before the first of them
 _thresholds, _own_thresholds = (0, 0, 0), (0, 0, 0)  # before the first block of ``set_apart``, and within it
-YOUNG = 10_000  # objects made within such a block between two collections; Python's own number has a compile collect thousands of times
+# Objects made within such a block between two collections, and collections of a hundred thousand between two of all that it made. By
+# Python's own numbers (700 or 2,000, and 10) a compile collects thousands of times, and once looks at all that it has made until then.
+YOUNG, FULL = 10_000, 100
 
 
 @contextmanager
@@ -40,9 +42,9 @@ def set_apart() -> Iterator[None]:
     """A block whose collections look at what was made within it alone.
 
     A process with torch and transformers holds a million objects: a full collection takes 0.3 to 1 s, and a compile makes enough for
-    several. There are fewer collections, too: one for each ``YOUNG`` objects, unless the process has a larger threshold of its own, or
-    none. Where torch holds memory of a device, garbage is collected before, which may be that. A process that froze objects itself
-    (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
+    several. There are fewer collections, too: one for each ``YOUNG`` objects, and a full one for ten million at most, unless the process
+    has larger thresholds of its own, or none. Where torch holds memory of a device, garbage is collected before, which may be that. A
+    process that froze objects itself (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
     """
     global _apart, _thresholds, _own_thresholds
     with _lock:
@@ -53,7 +55,7 @@ def set_apart() -> Iterator[None]:
             gc.freeze()
             _thresholds = gc.get_threshold()
             if _thresholds[0]:  # 0: the process never collects by itself
-                gc.set_threshold(max(YOUNG, _thresholds[0]), *_thresholds[1:])
+                gc.set_threshold(max(YOUNG, _thresholds[0]), _thresholds[1], max(FULL, _thresholds[2]))
             _own_thresholds = gc.get_threshold()
         _apart += is_own
     try:

@@ -29,7 +29,7 @@ from ..version import __version__
 from . import arguments, hardware, whole_calls
 from .model import CompiledModel
 from .parts import Parts
-from .setting_up import context
+from .setting_up import compiler_asked, context
 
 __all__ = ["CompiledModel", "compile", "load"]
 
@@ -103,7 +103,8 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
     ctx.emit(StageStarted(stage="load"))
-    loaded, clock["load"] = _timed(lambda: frontend.load(what, {**wanted, "dtype": dtype, "meta": bool(wanted.get("meta"))}))
+    with compiler_asked(ctx.backend):
+        loaded, clock["load"] = _timed(lambda: frontend.load(what, {**wanted, "dtype": dtype, "meta": bool(wanted.get("meta"))}))
     ctx.emit(ModelLoaded(name=loaded.name, seconds=clock["load"]))
     workload = workload or _default_workload(loaded, dtype, max_context, wanted.get("device", hardware.CPU))
     ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
@@ -152,7 +153,8 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     reason = bundle_reader.runnable(installed, hardware.live(ctx.target, device, catalog))
     frontend = pipeline.frontend_for(model, ctx)
     ctx.emit(StageStarted(stage="load"))
-    loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
+    with compiler_asked(ctx.backend):
+        loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
     known = identity(loaded)
     info = describe(loaded, known)
     bundle_reader.check_model(installed, info.digest, loaded.name, known.unstable)

@@ -1,5 +1,8 @@
 """What a run needs before a model is opened: configured plugins, the hardware that was chosen, and the store."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..configuration import Config
@@ -7,9 +10,36 @@ from ..context import Context
 from ..plugin import settings
 from ..plugin.catalog import Catalog
 from ..plugin.events import Observer, Skipped, Warned
+from ..plugin.interfaces import Backend
 from ..store import Store, default_root
 from . import arguments
 from .hardware import Hardware
+
+ASKED_S = 10.0  # a compiler that has not said by then who it is will be asked again, where there is a limit and a failure is told
+
+
+@contextmanager
+def compiler_asked(backend: Backend | None) -> Iterator[None]:
+    """A block beside which ``backend`` is asked for its compiler, which others ask later.
+
+    Bindings of a compiler take a quarter of a second of Python to import, which reading weights from a disk leaves free.
+    """
+    thread = None
+
+    def ask() -> None:
+        with suppress(Exception, SystemExit):  # told to whoever asks for it
+            assert backend is not None
+            backend.compiler()
+
+    if backend is not None:
+        with suppress(RuntimeError):  # there are too many threads
+            thread = threading.Thread(target=ask, name="which compiler", daemon=True)
+            thread.start()
+    try:
+        yield
+    finally:
+        if thread is not None and thread.ident is not None:
+            thread.join(ASKED_S)
 
 
 def context(catalog: Catalog, config: Config, found: Hardware, store: Store | None, report: Observer) -> Context:

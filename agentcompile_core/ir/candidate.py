@@ -7,6 +7,7 @@ from functools import cached_property
 from attrs import field, frozen
 
 from ..configuration import defaults
+from . import serial
 from .extents import span
 from .graph import DType
 from .plan import Step
@@ -165,6 +166,11 @@ class StepSource:
         tilings = [argument.tiling for launch in self.launches for argument in launch.arguments if argument.tiling]
         launched = hashlib.sha256(repr((self.launches, self.workspaces, *tilings)).encode()).hexdigest()
         return f"{self.digest}-{launched[:16]}"
+
+    @cached_property
+    def identity(self) -> str:
+        """32 hex digits of all that is said here: what stands for it in keys, several of which name one source of tens of kilobytes."""
+        return serial.digest(self, length=32)
 
 
 @frozen(kw_only=True)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
+
 from ..ir import serial
 from ..ir.candidate import StepSource
 from ..ir.graph import Graph, Workload
@@ -36,7 +38,7 @@ def environment(backend: Backend, validators: Versions = ()) -> str:
 def kernel_key(source: StepSource, target: Target, backend: Backend) -> str:
     """Key of a built kernel: its text, what it may include, the architecture, the backend and its compiler."""
     library = backend.library_digest(source.language)
-    return "kernel-" + serial.digest(source, library, target.arch, backend.name, backend.compiler(), *identity(backend), length=32)
+    return "kernel-" + serial.digest(source.identity, library, target.arch, backend.name, backend.compiler(), *identity(backend), length=32)
 
 
 def capture_key(code: str, workload: Workload, versions: tuple[str, ...]) -> str:
@@ -49,7 +51,8 @@ def capture_key(code: str, workload: Workload, versions: tuple[str, ...]) -> str
 
 def record_key(trial: Trial, where: str, kind_code: str = "") -> str:
     """Key of an evaluated candidate: the whole trial, the ``environment``, and the code of the match's kind (``code_of``)."""
-    return "record-" + serial.digest(trial, where, kind_code, length=32)
+    said = {one.name: getattr(trial, one.name) for one in attrs.fields(Trial) if one.name != "source"}
+    return "record-" + serial.digest(said, trial.source.identity, where, kind_code, length=32)
 
 
 def winner_key(record: str, validator: tuple[str | int, ...]) -> str:

@@ -41,6 +41,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     from .dependence import dependence, training_matters
     from .describe import describe, of_graphs
     from .identity import identity
+    from .stored_graphs import stored as as_stored
 
     check(workload, loaded)
     known = identity(loaded)
@@ -68,7 +69,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
         graphs = evolve(graphs, graphs=(), frequencies=(), eager_reason=f"{info.name} runs on the framework: {why}")
     elif key is not None:
         with uncollected():
-            text = serial.dumps(graphs)
+            text = serial.dumps(as_stored(graphs))
         ctx.store.put_text("capture", key, text)
         ctx.store.put_text("agreed", key, agreed)
     return evolve(graphs, notes=(*graphs.notes, *notes))
@@ -78,15 +79,18 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
     """The stored graphs where they can be read and compute what the module computes; else a note on why not."""
     from ...ops.schema import verify_canonical
     from .describe import of_graphs
+    from .stored_graphs import StoredGraphs
 
     text = ctx.store.text("capture", key)
     if text is None:
         return None, ()
     try:
         with uncollected():
-            graphs = of_graphs(verify_canonical(serial.loads(text, GraphSet).verify()), info)
+            found = serial.loads(text, StoredGraphs)
+            verify_canonical(found.graphs.verify())  # what is derived of it has the same operators, and other numbers alone
+            graphs = of_graphs(found.whole(), info)
         before = ctx.store.text("agreed", key) or ""
-        why, agreed = _difference(graphs, loaded, ctx, before)
+        why, agreed = _difference(graphs, loaded, ctx, before, found.between)
     except (UsageError, VerificationError):
         ctx.emit(StoreMiss(key=key))
         return None, ()
@@ -140,13 +144,14 @@ def _compared(graphs: GraphSet, loaded: LoadedModel, ctx: Context) -> tuple[Grap
     return evolve(steps, notes=(note,)), "", agreed
 
 
-def _difference(graphs: GraphSet, loaded: LoadedModel, ctx: Context, before: str = "") -> tuple[str, str]:
+def _difference(graphs: GraphSet, loaded: LoadedModel, ctx: Context, before: str = "",
+                between: tuple[int, ...] | None = None) -> tuple[str, str]:
     """See ``comparison.difference``, and the digest of what agreed but for roundings; ``before``: that of the same graphs."""
     from .comparison import Agreed, difference
 
     agreed = Agreed(before=before)
     with _at_any_length(ctx):
-        why = difference(graphs, loaded, agreed)
+        why = difference(graphs, loaded, agreed, between)
     return why, agreed.now
 
 

@@ -22,29 +22,42 @@ def fresh_variant(graph: Graph) -> Graph:
     return evolve(graph, name=f"{graph.name}_fresh", nodes=nodes)
 
 
-def telling(graphs: GraphSet) -> tuple[int, ...]:
-    """The sizes of prompt chunks, in order, that say something of their own.
-
-    The graphs of the others are, to the last number, what follows from those of the smallest and the largest size.
-    """
+def followers(graphs: GraphSet) -> tuple[int, ...]:
+    """The sizes of prompt chunks whose graphs are, to the last number, what lies between those of the smallest and the largest size."""
     chunks = {graph.name: graph for graph in graphs.of_kind(GraphKind.PREFILL)}
     sizes = sorted({graph.tokens for graph in chunks.values()})
     first, last = (chunks.get(chunk_name(size)) for size in (sizes[0], sizes[-1])) if sizes else (None, None)
-    if first is None or last is None or graphs.whole_chunks:  # whole chunks are as long as their size
-        return tuple(sizes)
-    return tuple(size for size in sizes if size in (first.tokens, last.tokens) or not _follows(chunks, first, last, size))
+    if first is None or last is None or graphs.whole_chunks or not _is_made_fresh(chunks, last):  # whole chunks are as long as their size
+        return ()
+    return tuple(size for size in sizes[1:-1] if _follows(chunks, first, last, size))
+
+
+def telling(graphs: GraphSet, between: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """The sizes of prompt chunks, in order, that say something of their own. ``between``: what ``followers`` says, where that is known.
+
+    Two sizes tell of all that lies on a line: the smallest, and the smallest that follows, which takes less time to run than the largest.
+    """
+    sizes = sorted({graph.tokens for graph in graphs.of_kind(GraphKind.PREFILL)})
+    between = followers(graphs) if between is None else between
+    told = {*between[1:], sizes[-1]} if between else set()
+    return tuple(size for size in sizes if size not in told)
+
+
+def _is_made_fresh(chunks: Mapping[str, Graph], graph: Graph) -> bool:
+    """Whether the variant of ``graph`` that starts at position 0 differs from it in nothing but that."""
+    return chunks.get(f"{graph.name}_fresh") == fresh_variant(graph)
 
 
 def _follows(chunks: Mapping[str, Graph], first: Graph, last: Graph, tokens: int) -> bool:
     try:
-        made = _between(first, last, tokens)
+        made = derived(first, last, tokens)
     except Unlike:
         return False
-    fresh = fresh_variant(made)
-    return all(chunks.get(graph.name) == graph for graph in (made, fresh))
+    return chunks.get(made.name) == made and _is_made_fresh(chunks, made)
 
 
-def _between(first: Graph, last: Graph, tokens: int) -> Graph:
+def derived(first: Graph, last: Graph, tokens: int) -> Graph:
+    """The graph of a chunk of ``tokens`` between those of a smaller and a larger one. Raises Unlike: there is none."""
     line = Line(low=first.tokens, high=last.tokens, wanted=tokens)
     return evolve(between(evolve(first, name=""), evolve(last, name=""), line), name=chunk_name(tokens))
 
@@ -81,7 +94,7 @@ class ChunkSizes:
     def _on_line(self, tokens: int, low: int, high: int) -> Graph | None:
         first, last, line = self.exported(low), self.exported(high), Line(low=low, high=high, wanted=tokens)
         try:
-            graph = _between(first, last, tokens)
+            graph = derived(first, last, tokens)
             expected = between(self._calls(low), self._calls(high), line)
             alike = repr(self._calls(tokens)) == repr(expected)
         except Exception:  # the model itself was run; a size that is not understood is traced, which says what is wrong with it

@@ -31,7 +31,7 @@ from ...runtime import calls
 from ...runtime.as_captured import as_captured
 from ...runtime.device import free_bytes, release_cache
 from . import comparison_exact
-from .chunk_sizes import telling
+from .chunk_sizes import followers, telling
 from .comparison_exact import DRAWS, EXACT, EXACT_OF_SINGLE, RELAXED, WIDE, Call, Trial
 from .comparison_run import HALVES, GraphRun, plan, prompt_rows, reference
 from .evaluating import evaluating
@@ -57,10 +57,11 @@ class Agreed:
     now: str = ""
 
 
-def difference(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed | None = None) -> str:
+def difference(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed | None = None, between: tuple[int, ...] | None = None) -> str:
     """One clause on how the graphs compute something else than ``loaded.module``; empty where they agree.
 
-    Nothing is compared, and nothing claimed, where there are no graphs or no weights. The module is left as it was.
+    ``between``: what ``chunk_sizes.followers`` says of the graphs, where that is known. Nothing is compared, and nothing claimed, where
+    there are no graphs or no weights. The module is left as it was.
     """
     if not graphs.graphs or not has_data(loaded):
         return ""
@@ -68,7 +69,7 @@ def difference(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed | None = No
     with ALONE, apart, torch.inference_mode(), evaluating(loaded.module), undisturbed(loaded.module):
         try:
             why = _misfit(graphs, loaded.module) or _turned_otherwise(graphs, loaded.module)
-            return why or _compared(graphs, loaded, agreed or Agreed())
+            return why or _compared(graphs, loaded, agreed or Agreed(), followers(graphs) if between is None else between)
         except Exception as exc:  # whatever a stored graph or a user's module raises: what cannot be compared is not served
             return f"they could not be compared ({type(exc).__name__}: {' '.join(str(exc).split())[:200]})"
 
@@ -95,10 +96,10 @@ def _turned_otherwise(graphs: GraphSet, module: nn.Module) -> str:
     return unlike(found, graphs.frequencies)
 
 
-def _compared(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed) -> str:
+def _compared(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed, between: tuple[int, ...]) -> str:
     narrow = _narrow(loaded.module)
     with uncollected():  # of a deep model's many small objects that takes a sixth of the time
-        made, _ = _calls_of(graphs, loaded)
+        made, _ = _calls_of(graphs, loaded, between)
         judged = _judged(made(loaded.module, None), narrow)
         why, is_narrow, wide = judged.why, narrow is not None and not judged.exact, None
         if judged.bits and judged.bits == agreed.before:
@@ -113,7 +114,7 @@ def _compared(graphs: GraphSet, loaded: LoadedModel, agreed: Agreed) -> str:
     near = ((RELAXED, WIDE) if judged.why_narrow else (WIDE,)) if is_narrow else ({},)
 
     def drawn(draw: int) -> Trial:
-        made, inputs = _calls_of(graphs, loaded, draw)
+        made, inputs = _calls_of(graphs, loaded, between, draw)
         return Trial(calls=lambda: made(loaded.module, None), count=judged.count, given=(*_tensors_of(loaded.module).values(), *inputs),
                      matrices=[p for p in loaded.module.parameters() if p.dim() > 1])
 
@@ -185,10 +186,10 @@ def given_to(loaded: LoadedModel) -> Arguments:
     return tuple(getattr(loaded, "example_inputs", ())), getattr(loaded, "example_keywords", {})
 
 
-def _calls_of(graphs: GraphSet, loaded: LoadedModel, draw: int = 0) -> tuple[Made, Sequence[Tensor]]:
+def _calls_of(graphs: GraphSet, loaded: LoadedModel, between: tuple[int, ...], draw: int = 0) -> tuple[Made, Sequence[Tensor]]:
     """The calls to compare, and the tensors that a plain module is given in them; other tokens or numbers for each ``draw``."""
     if graphs.kv is not None:
-        return partial(_calls_of_model, graphs, telling(graphs), draw), ()
+        return partial(_calls_of_model, graphs, telling(graphs, between), draw), ()
     given = given_to(loaded)
     if not tensors_among(given):
         given = (_made_inputs(next(g for g in graphs.graphs if g.kind is GraphKind.FORWARD), loaded.module), {})
@@ -238,9 +239,9 @@ def _calls_of_model(graphs: GraphSet, chunks: tuple[int, ...], draw: int, model:
     for trial in trials:
         wanted = torch.stack(reference(model, trial)) if trial.steps else rows[trial.first]
         for tokens, fresh in ((tokens, fresh) for tokens in trial.chunks for fresh in (("_fresh",) if trial.steps else ("_fresh", ""))):
-            run = GraphRun(graphs, tensors, trial.device, wide, prepared)
-            found = torch.stack(run.logits(trial, tokens, fresh))
-            yield Call((found,), (wanted,), run.wrong_state)
+            run, one = GraphRun(graphs, tensors, trial.device, wide, prepared), trial if tokens == min(trial.chunks) else trial.shortened()
+            found = torch.stack(run.logits(one, tokens, fresh))
+            yield Call((found,), (wanted[: len(found)],), run.wrong_state)
             if trial.steps and tokens == min(trial.chunks) and tokens and recurs(graphs):
                 yield Call((), (), GraphRun(graphs, tensors, trial.device, wide, prepared).handed_on(trial, tokens))
 

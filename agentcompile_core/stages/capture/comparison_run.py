@@ -41,6 +41,10 @@ class Trial:
     at_once: bool = False
     offset: int = 0
 
+    def shortened(self) -> "Trial":
+        """With one decode step: it reads all that a chunk has left. What steps leave for further ones is seen behind another chunk."""
+        return evolve(self, tokens=self.tokens[:, : self.first + self.second + 1], steps=1) if self.steps > 1 else self
+
 
 def plan(graphs: GraphSet, model: nn.Module, chunks: tuple[int, ...], draw: int = 0) -> tuple[Trial, ...]:
     """Random tokens that fit the context and every size of ``chunks``. Each ``draw`` has other tokens.

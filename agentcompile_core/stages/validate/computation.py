@@ -23,4 +23,4 @@ def twin_of(candidate: Candidate, trial: Trial, computation: str) -> str:
     """What candidates of one computation share that are judged alike: who serves it, source and launches, and the cases but for their
     seeds."""
     cases = [evolve(case, seed=0, weights_seed=0) for case in trial.cases]
-    return serial.digest(computation, evolve(candidate.step, match_id=""), candidate.source, trial.target, cases, length=32)
+    return serial.digest(computation, evolve(candidate.step, match_id=""), candidate.source.identity, trial.target, cases, length=32)
