@@ -11,9 +11,9 @@ _apart = 0  # blocks of ``set_apart`` in all threads
 _uncollected = 0  # blocks of ``uncollected`` in all threads
 _collecting = True  # whether garbage was collected before the first of them
 _thresholds, _own_thresholds = (0, 0, 0), (0, 0, 0)  # before the first block of ``set_apart``, and within it
-# Objects made within such a block between two collections, and collections of a hundred thousand between two of all that it made. By
-# Python's own numbers (700 or 2,000, and 10) a compile collects thousands of times, and once looks at all that it has made until then.
-YOUNG, FULL = 10_000, 100
+# Objects made within such a block between two collections of what was made last, and such collections between two that look further back,
+# at objects that no cache holds any more. By Python's own numbers (700 or 2,000, and 10) a compile collects thousands of times.
+YOUNG, OLDER = 10_000, 300
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def set_apart() -> Iterator[None]:
     """A block whose collections look at what was made within it alone.
 
     A process with torch and transformers holds a million objects: a full collection takes 0.3 to 1 s, and a compile makes enough for
-    several. There are fewer collections, too: one for each ``YOUNG`` objects, and a full one for ten million at most, unless the process
-    has larger thresholds of its own, or none. Where torch holds memory of a device, garbage is collected before, which may be that. A
+    several. There are fewer collections, too: one for each ``YOUNG`` objects, and one for three million at most that looks
+    at more than those, unless the process has larger thresholds of its own, or none. Where torch holds memory of a device, garbage is collected before, which may be that. A
     process that froze objects itself (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
     """
     global _apart, _thresholds, _own_thresholds
@@ -55,7 +55,7 @@ def set_apart() -> Iterator[None]:
             gc.freeze()
             _thresholds = gc.get_threshold()
             if _thresholds[0]:  # 0: the process never collects by itself
-                gc.set_threshold(max(YOUNG, _thresholds[0]), _thresholds[1], max(FULL, _thresholds[2]))
+                gc.set_threshold(max(YOUNG, _thresholds[0]), max(OLDER, _thresholds[1]), _thresholds[2])
             _own_thresholds = gc.get_threshold()
         _apart += is_own
     try:
