@@ -42,9 +42,10 @@ def set_apart() -> Iterator[None]:
     """A block whose collections look at what was made within it alone.
 
     A process with torch and transformers holds a million objects: a full collection takes 0.3 to 1 s, and a compile makes enough for
-    several. There are fewer collections, too: one for each ``YOUNG`` objects, and one for three million at most that looks
-    at more than those, unless the process has larger thresholds of its own, or none. Where torch holds memory of a device, garbage is collected before, which may be that. A
-    process that froze objects itself (``gc.freeze``) is left alone; what it freezes within such a block is thawed with the rest.
+    several. There are fewer collections, too: one for each ``YOUNG`` objects, and one for three million at most that looks at more than
+    those, unless the process has larger thresholds of its own, or none. Where torch holds memory of a device, garbage is collected
+    before, which may be that. A process that froze objects itself (``gc.freeze``) is left alone; what it freezes within such a block is
+    thawed with the rest.
     """
     global _apart, _thresholds, _own_thresholds
     with _lock:
