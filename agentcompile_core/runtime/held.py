@@ -131,10 +131,15 @@ def _may_be_read(part: "torch.nn.Module", name: str) -> bool:
 
 
 def _has_parts(value: Any) -> bool:
-    return isinstance(value, (dict, *_SEQUENCES, *_SETS, *_NAMESPACES)) or is_tensor(value) or is_module(value) or _is_own_object(value)
+    return isinstance(value, (dict, *_SEQUENCES, *_SETS, *_NAMESPACES)) or is_tensor(value) or is_module(value) or is_own_object(value)
 
 
-def _is_own_object(value: Any) -> bool:
+def is_plain_namespace(value: Any) -> bool:
+    """Whether it is an object of the standard library that holds whatever is put into it."""
+    return isinstance(value, _NAMESPACES)
+
+
+def is_own_object(value: Any) -> bool:
     """Whether it is an object of one's own class, but no module, tensor, class, function or configuration of transformers."""
     kind = type(value)
     if not _is_own_class(kind):
@@ -189,7 +194,7 @@ class _Forms:
             return (kind, self._within(value, lambda: tuple(filter(_is_seen, map(self.of, value)))))
         if isinstance(value, _SETS):
             return (kind, self._within(value, lambda: frozenset(filter(_is_seen, map(self.of, value)))))
-        if isinstance(value, _NAMESPACES) or _is_own_object(value):
+        if isinstance(value, _NAMESPACES) or is_own_object(value):
             return (kind, self._within(value, lambda: self._mapping(_attributes(value))))
         return _OPAQUE
 

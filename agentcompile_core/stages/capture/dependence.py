@@ -62,8 +62,13 @@ def dependence(loaded: LoadedModel) -> str:
     """One clause on what else the results of a plain module depend on; empty where nothing was found. The module is left as it was."""
     if not hasattr(loaded, "example_inputs") or not has_data(loaded):
         return ""
+    with torch.no_grad(), evaluating(loaded.module):
+        return _seen(loaded) or _remembers(loaded)
+
+
+def _seen(loaded: LoadedModel) -> str:
     module = loaded.module
-    with torch.no_grad(), evaluating(module), undisturbed(module):
+    with undisturbed(module):
         for given in (random_inputs(given_to(loaded)), given_to(loaded)):
             drawn = repr(numpy.random.get_state())
             try:
@@ -75,6 +80,27 @@ def dependence(loaded: LoadedModel) -> str:
                 seen.append("its forward draws random numbers of numpy")
             return seen[0] if seen else _depends(loaded, given)
     return ""
+
+
+def _remembers(loaded: LoadedModel) -> str:
+    """One clause on a module that answers the same call otherwise where another one came before it, from the state that it has now."""
+    module, given = loaded.module, given_to(loaded)
+    try:
+        with undisturbed(module):
+            _answer(module, _turned(random_inputs(given)))
+            behind = _answer(module, given)
+    except Exception:  # other numbers need not be what the module takes
+        return ""
+    with undisturbed(module):
+        alone = _answer(module, given)
+    return "what it returns depends on what it was called with before" if _apart(behind, alone) else ""
+
+
+def _turned(given: Arguments) -> Arguments:
+    """The same arguments with whole numbers in the reverse order: others, of which each is one that the module takes."""
+    turned: Arguments = pytree.tree_map_only(Tensor, lambda a: a if a.is_floating_point() or a.is_complex() or not a.dim() or
+                                             a.layout is not torch.strided else a.flip(tuple(range(a.dim()))), given)
+    return turned
 
 
 def _depends(loaded: LoadedModel, given: Arguments) -> str:
