@@ -42,10 +42,10 @@ def set_apart() -> Iterator[None]:
     """A block whose collections look at what was made within it alone.
 
     A process with torch and transformers holds a million objects: a full collection takes 0.3 to 1 s, and a compile makes enough for
-    several. There are fewer collections, too: one for each ``YOUNG`` objects, and one for three million at most that looks at more than
-    those, unless the process has larger thresholds of its own, or none. Where torch holds memory of a device, garbage is collected
-    before, which may be that. A process that froze objects itself (``gc.freeze``) is left alone; what it freezes within such a block is
-    thawed with the rest.
+    several. There are fewer collections, too, unless the process has larger thresholds of its own, or none: one for each ``YOUNG``
+    objects, and one for three million at most that looks at more than those, until somebody asks to ``look_further``. Where torch holds
+    memory of a device, garbage is collected before, which may be that. A process that froze objects itself (``gc.freeze``) is left
+    alone; what it freezes within such a block is thawed with the rest.
     """
     global _apart, _thresholds, _own_thresholds
     with _lock:
@@ -69,6 +69,18 @@ def set_apart() -> Iterator[None]:
                     gc.unfreeze()
                     if gc.get_threshold() == _own_thresholds:  # nobody else has set it meanwhile
                         gc.set_threshold(*_thresholds)
+
+
+def look_further() -> None:
+    """Within a block of ``set_apart``: from now on older objects are looked at as often as before it.
+
+    For whoever begins what takes long and makes much, such as a search, of which circles may hold memory.
+    """
+    global _own_thresholds
+    with _lock:
+        if _apart and gc.get_threshold() == _own_thresholds and _thresholds[0]:
+            gc.set_threshold(_own_thresholds[0], *_thresholds[1:])
+            _own_thresholds = gc.get_threshold()
 
 
 def settle() -> None:

@@ -13,6 +13,8 @@ from torch import nn
 from agentcompile_core import api
 from agentcompile_core.ir import serial
 from agentcompile_core.ir.graph import DType, Graph, GraphSet, Workload
+from agentcompile_core.ops.operator_names import ATTENTION
+from agentcompile_core.ops.schema import with_argument
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.plugin.interfaces import LoadedModel
 from agentcompile_core.runtime import bundle_reader
@@ -97,7 +99,7 @@ def sizes(model: nn.Module) -> GraphSet:
 @pytest.mark.parametrize("name", [f"prefill_{size}{suffix}" for size in (4, 6, 8, 12) for suffix in ("", "_fresh")])
 def test_a_change_of_one_size_is_found_and_sizes_that_follow_from_others_are_not_run(name: str, model: nn.Module, sizes: GraphSet) -> None:
     loaded, size = LoadedModel(module=model, name="llama"), int(name.split("_")[1])
-    assert telling(sizes) == (4, 6) and difference(sizes, loaded) == ""
+    assert telling(sizes) == (4, 12) and difference(sizes, loaded) == ""
     other = changed(sizes, name, "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj")
     assert size in telling(other) and difference(other, loaded)
 
@@ -128,16 +130,32 @@ def on_another_line(sizes: GraphSet) -> Iterator[GraphSet]:
 def test_what_is_wrong_on_a_line_of_sizes_is_seen_where_two_of_them_are_run(model: nn.Module, sizes: GraphSet,
                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, others = LoadedModel(module=model, name="llama"), list(on_another_line(sizes))
-    assert len(others) > 2 and {telling(other) for other in others} == {(4, 6)}
+    assert len(others) > 2 and {telling(other) for other in others} == {(4, 12)}
     found = [bool(difference(other, loaded)) for other in others]
     monkeypatch.setattr(comparison, "telling", lambda graphs, between: (4, 6, 8, 12))
     assert found == [bool(difference(other, loaded)) for other in others] and any(found)
 
 
+@pytest.mark.parametrize("slope", [-1, 1])
+def test_a_window_on_a_line_of_sizes_is_seen(slope: int) -> None:
+    """It is wrong at the largest size by most, where it may be the first that it is wrong for."""
+    model = tiny("mistral", {**SIZES, "sliding_window": 20})
+    right = capture_language_model(model, "mistral", evolve(WORKLOAD, max_context=64, prefill_chunks=(4, 6, 8, 12)))
+
+    def moved(graph: Graph) -> Graph:
+        window = 20 + slope * 2 * (graph.tokens - 4)
+        nodes = tuple(with_argument(node, "window", window) if node.op == ATTENTION else node for node in graph.nodes)
+        return evolve(graph, nodes=nodes) if graph.tokens > 1 else graph
+
+    wrong, loaded = evolve(right, graphs=tuple(map(moved, right.graphs))), LoadedModel(module=model, name="mistral")
+    assert wrong != right and telling(wrong) == telling(right) == (4, 12)
+    assert not difference(right, loaded) and bool(difference(wrong, loaded)) == (slope < 0)
+
+
 @pytest.mark.parametrize("missing", ["prefill_4", "prefill_12", "prefill_6_fresh"])
 def test_sizes_follow_from_whole_graphs_alone(missing: str, sizes: GraphSet) -> None:
     found = telling(evolve(sizes, graphs=tuple(graph for graph in sizes.graphs if graph.name != missing)))
-    assert found == ((4, 6, 8) if missing == "prefill_6_fresh" else (4, 6, 8, 12))
+    assert found == ((4, 6, 12) if missing == "prefill_6_fresh" else (4, 6, 8, 12))
 
 
 def test_whole_chunks_are_all_run(sizes: GraphSet) -> None:

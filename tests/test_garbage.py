@@ -12,8 +12,9 @@ import torch
 
 import agentcompile_core as ac
 from agentcompile_core import garbage
-from agentcompile_core.garbage import set_apart, settle, uncollected
+from agentcompile_core.garbage import look_further, set_apart, settle, uncollected
 from agentcompile_core.store import Store
+from agentcompile_core.worker import Worker
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 
@@ -92,6 +93,40 @@ def test_collections_look_at_what_was_made_last_while_a_block_makes_what_a_deep_
     finally:
         gc.set_threshold(*usual)
     assert young > 100 and not middle and not full
+
+
+def test_who_begins_a_search_has_older_objects_looked_at_again() -> None:
+    usual = gc.get_threshold()
+    gc.set_threshold(700, 9, 8)
+    try:
+        look_further()
+        assert gc.get_threshold() == (700, 9, 8)
+        with set_apart():
+            with set_apart():
+                look_further()
+                assert gc.get_threshold() == (10_000, 9, 8)
+            look_further()
+            assert gc.get_threshold() == (10_000, 9, 8)
+        assert gc.get_threshold() == (700, 9, 8)
+        with set_apart():
+            gc.set_threshold(123_456, 11, 12)  # by somebody else
+            look_further()
+            assert gc.get_threshold() == (123_456, 11, 12)
+    finally:
+        gc.set_threshold(*usual)
+
+
+def test_a_worker_that_starts_is_a_search() -> None:
+    usual = gc.get_threshold()
+    gc.set_threshold(700, 9, 8)
+    try:
+        with set_apart():
+            assert gc.get_threshold()[1] > 9
+            with Worker() as worker:
+                worker.start()
+            assert gc.get_threshold()[1] == 9
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_thresholds_that_somebody_sets_within_a_block_stay() -> None:

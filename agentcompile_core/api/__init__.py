@@ -103,8 +103,7 @@ def _compiled(what: object, workload: Workload | None, ctx: Context, wanted: dic
     frontend = pipeline.frontend_for(what, ctx)
     clock: dict[str, float] = {}
     ctx.emit(StageStarted(stage="load"))
-    with compiler_asked(ctx.backend):
-        loaded, clock["load"] = _timed(lambda: frontend.load(what, {**wanted, "dtype": dtype, "meta": bool(wanted.get("meta"))}))
+    loaded, clock["load"] = _timed(partial(_loaded, frontend, what, {**wanted, "dtype": dtype, "meta": bool(wanted.get("meta"))}, ctx))
     ctx.emit(ModelLoaded(name=loaded.name, seconds=clock["load"]))
     workload = workload or _default_workload(loaded, dtype, max_context, wanted.get("device", hardware.CPU))
     ctx.emit(WorkloadChosen(dtype=workload.dtype.value, max_context=workload.max_context, chunks=workload.prefill_chunks))
@@ -153,8 +152,7 @@ def load(folder: str | Path, model: object, *, config: Config | None = None, cat
     reason = bundle_reader.runnable(installed, hardware.live(ctx.target, device, catalog))
     frontend = pipeline.frontend_for(model, ctx)
     ctx.emit(StageStarted(stage="load"))
-    with compiler_asked(ctx.backend):
-        loaded = frontend.load(model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options})
+    loaded = _loaded(frontend, model, {"dtype": installed.manifest.workload.dtype.value, "device": device, "meta": False, **options}, ctx)
     known = identity(loaded)
     info = describe(loaded, known)
     bundle_reader.check_model(installed, info.digest, loaded.name, known.unstable)
@@ -214,6 +212,11 @@ def _is_captured_elsewhere(given: GraphSet, loaded: LoadedModel, frontend: Front
 
     return any(not unlike_graphs(given, pipeline.captured(one, frontend, given.workload, ctx, None, worker=False))
                for one in copies(loaded))
+
+
+def _loaded(frontend: Frontend, what: object, options: dict[str, Any], ctx: Context) -> LoadedModel:
+    with compiler_asked(ctx.backend, frontend):
+        return frontend.load(what, options)
 
 
 def _expect(loaded: LoadedModel, dtype: DType, device: str, ctx: Context) -> None:

@@ -10,36 +10,36 @@ from ..context import Context
 from ..plugin import settings
 from ..plugin.catalog import Catalog
 from ..plugin.events import Observer, Skipped, Warned
-from ..plugin.interfaces import Backend
+from ..plugin.interfaces import Backend, Frontend
 from ..store import Store, default_root
 from . import arguments
 from .hardware import Hardware
 
-ASKED_S = 10.0  # a compiler that has not said by then who it is will be asked again, where there is a limit and a failure is told
+ASKED_S = 10.0  # for a compiler to say who it is, beside loading and behind it; it is asked again where the answer is needed
+_RUN_NOTHING = frozenset({"huggingface", "live_model", "live_module"})  # frontends that have no file of the user's run
 
 
 @contextmanager
-def compiler_asked(backend: Backend | None) -> Iterator[None]:
-    """A block beside which ``backend`` is asked for its compiler, which others ask later.
+def compiler_asked(backend: Backend | None, frontend: Frontend) -> Iterator[None]:
+    """A block, in which ``frontend`` loads, beside which ``backend`` is asked for its compiler, which others ask later.
 
-    Bindings of a compiler take a quarter of a second of Python to import, which reading weights from a disk leaves free.
+    Bindings of a compiler take a quarter of a second of Python to import, which reading weights from a disk leaves free. Not beside a
+    file of the user's, whose folder Python looks for modules in while it runs.
     """
     thread = None
 
     def ask() -> None:
-        with suppress(Exception, SystemExit):  # told to whoever asks for it
+        with suppress(BaseException):  # told to whoever asks for it later
             assert backend is not None
             backend.compiler()
 
-    if backend is not None:
+    if backend is not None and frontend.name in _RUN_NOTHING:
         with suppress(RuntimeError):  # there are too many threads
             thread = threading.Thread(target=ask, name="which compiler", daemon=True)
             thread.start()
-    try:
-        yield
-    finally:
-        if thread is not None and thread.ident is not None:
-            thread.join(ASKED_S)
+    yield
+    if thread is not None and thread.ident is not None:
+        thread.join(ASKED_S)
 
 
 def context(catalog: Catalog, config: Config, found: Hardware, store: Store | None, report: Observer) -> Context:

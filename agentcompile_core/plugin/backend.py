@@ -56,7 +56,7 @@ class Backend(Offer):
 
     @abstractmethod
     def compiler(self) -> str:
-        """Name and version of the compiler; part of every cache key."""
+        """Name and version of the compiler; part of every cache key. First asked on a thread of its own, beside a model that is loaded."""
 
     def include_dirs(self) -> tuple[Path, ...]:
         """Folders that every source may include from besides its own headers; their files are part of a bundle."""

@@ -1,5 +1,6 @@
 """Which programs a session holds, all of them or all but chunks for which there is no memory; and which one makes a step."""
 
+import gc
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,6 +41,7 @@ def capture_each(capture: Callable[[str], None], programs: dict[str, Program], *
                 del programs[one]
                 for each in made:
                     each.pop(one, None)
+            gc.collect()  # circles may hold memory of the device
             release_cache()
             left_out.append(graph.tokens)
     return tuple(left_out)

@@ -14,6 +14,7 @@ from typing import Any
 from attrs import define, evolve
 
 from ..errors import AgentCompileError, Cause, UsageError
+from ..garbage import look_further
 from ..ir import serial
 from ..ir.candidate import CALLABLE, Kernel
 from ..ir.target import Target
@@ -101,6 +102,7 @@ class Worker:
             self._server = None
 
     def _new_child(self) -> Child:
+        look_further()  # something is searched for: that takes long, and makes much garbage
         if self._server is not None and self._server.ended:
             self._release_server()
         self._server = self._server or hold((sys.executable, "-m", __package__ or ""), child_environment(self._environment))

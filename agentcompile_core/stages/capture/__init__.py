@@ -87,8 +87,8 @@ def _stored(key: str, info: ModelInfo, loaded: LoadedModel, ctx: Context) -> tup
     try:
         with uncollected():
             found = serial.loads(text, StoredGraphs)
-            verify_canonical(found.graphs.verify())  # what is derived of it has the same operators, and other numbers alone
-            graphs = of_graphs(found.whole(), info)
+            graphs = of_graphs(found.whole().verify(), info)
+            verify_canonical(found.graphs)  # what is derived of it has the same operators, and other numbers alone
         before = ctx.store.text("agreed", key) or ""
         why, agreed = _difference(graphs, loaded, ctx, before, found.between)
     except (UsageError, VerificationError):

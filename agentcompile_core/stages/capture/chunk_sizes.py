@@ -27,7 +27,7 @@ def followers(graphs: GraphSet) -> tuple[int, ...]:
     chunks = {graph.name: graph for graph in graphs.of_kind(GraphKind.PREFILL)}
     sizes = sorted({graph.tokens for graph in chunks.values()})
     first, last = (chunks.get(chunk_name(size)) for size in (sizes[0], sizes[-1])) if sizes else (None, None)
-    if first is None or last is None or graphs.whole_chunks or not _is_made_fresh(chunks, last):  # whole chunks are as long as their size
+    if first is None or last is None or graphs.whole_chunks:  # whole chunks are as long as their size
         return ()
     return tuple(size for size in sizes[1:-1] if _follows(chunks, first, last, size))
 
@@ -35,17 +35,11 @@ def followers(graphs: GraphSet) -> tuple[int, ...]:
 def telling(graphs: GraphSet, between: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """The sizes of prompt chunks, in order, that say something of their own. ``between``: what ``followers`` says, where that is known.
 
-    Two sizes tell of all that lies on a line: the smallest, and the smallest that follows, which takes less time to run than the largest.
+    The largest is among them. A smaller one in its place would do less, but not say the same: what is wrong with a window, say, may be so
+    from some number of tokens on.
     """
-    sizes = sorted({graph.tokens for graph in graphs.of_kind(GraphKind.PREFILL)})
-    between = followers(graphs) if between is None else between
-    told = {*between[1:], sizes[-1]} if between else set()
-    return tuple(size for size in sizes if size not in told)
-
-
-def _is_made_fresh(chunks: Mapping[str, Graph], graph: Graph) -> bool:
-    """Whether the variant of ``graph`` that starts at position 0 differs from it in nothing but that."""
-    return chunks.get(f"{graph.name}_fresh") == fresh_variant(graph)
+    told = followers(graphs) if between is None else between
+    return tuple(size for size in sorted({graph.tokens for graph in graphs.of_kind(GraphKind.PREFILL)}) if size not in told)
 
 
 def _follows(chunks: Mapping[str, Graph], first: Graph, last: Graph, tokens: int) -> bool:
@@ -53,7 +47,8 @@ def _follows(chunks: Mapping[str, Graph], first: Graph, last: Graph, tokens: int
         made = derived(first, last, tokens)
     except Unlike:
         return False
-    return chunks.get(made.name) == made and _is_made_fresh(chunks, made)
+    fresh = fresh_variant(made)
+    return all(chunks.get(graph.name) == graph for graph in (made, fresh))
 
 
 def derived(first: Graph, last: Graph, tokens: int) -> Graph:

@@ -18,7 +18,7 @@ class StoredGraphs:
     between: tuple[int, ...] = ()
 
     def whole(self) -> GraphSet:
-        """All graphs, in their order.
+        """All graphs, in their order, not verified.
 
         Raises:
             UsageError: those that are there say nothing of a size ``between``.
@@ -27,26 +27,30 @@ class StoredGraphs:
             return self.graphs
         chunks = {graph.name: graph for graph in self.graphs.of_kind(GraphKind.PREFILL)}
         sizes = sorted({graph.tokens for graph in chunks.values()})
+        ends = [chunks.get(chunk_name(size)) for size in (*sizes[:1], *sizes[-1:])]
+        first, last = ends if len(ends) == 2 else (None, None)
         ordered = (*sizes[:1], *self.between, *sizes[-1:])
-        if len(sizes) < 2 or any(one >= other for one, other in pairwise(ordered)) or not set(sizes).isdisjoint(self.between):
+        fit = all(one < other for one, other in pairwise(ordered)) and set(sizes).isdisjoint(self.between)
+        if not fit or self.graphs.whole_chunks or first is None or last is None or (first.tokens, last.tokens) != (sizes[0], sizes[-1]):
             raise UsageError(f"chunks of {', '.join(map(str, self.between))} tokens are to follow from those of {sizes}")
-        made: list[Graph] = []
+        if not set(self.between) <= set(self.graphs.workload.prefill_chunks):
+            raise UsageError(f"chunks of {', '.join(map(str, self.between))} tokens are not all what was asked for")
         try:
-            for size in self.between:
-                graph = derived(chunks[chunk_name(sizes[0])], chunks[chunk_name(sizes[-1])], size).verify()
-                made += graph, fresh_variant(graph)
-        except (Unlike, KeyError) as exc:
-            raise UsageError(f"no chunk of {size} tokens follows from those that are stored ({exc})") from exc
-        return evolve(self.graphs, graphs=_in_order((*self.graphs.graphs, *made)))
+            made = [derived(first, last, size) for size in self.between]
+        except Unlike as exc:
+            raise UsageError(f"what is to follow from other chunks does not ({exc})") from exc
+        return evolve(self.graphs, graphs=_in_order((*self.graphs.graphs, *made, *map(fresh_variant, made))))
 
 
 def stored(graphs: GraphSet) -> StoredGraphs:
-    """What is stored of ``graphs``; all of them where they would not come back in their order."""
-    between, ordered = followers(graphs), _in_order(graphs.graphs) == graphs.graphs
-    if not between or not ordered:
+    """What is stored of ``graphs``; all of them where they would not come back as they are."""
+    between = followers(graphs)
+    names = {name for size in between for name in (chunk_name(size), f"{chunk_name(size)}_fresh")}
+    less = StoredGraphs(graphs=evolve(graphs, graphs=tuple(graph for graph in graphs.graphs if graph.name not in names)), between=between)
+    try:
+        return less if less.whole() == graphs else StoredGraphs(graphs=graphs)
+    except UsageError:
         return StoredGraphs(graphs=graphs)
-    rest = tuple(graph for graph in graphs.graphs if graph.kind is not GraphKind.PREFILL or graph.tokens not in between)
-    return StoredGraphs(graphs=evolve(graphs, graphs=rest), between=between)
 
 
 def _in_order(graphs: tuple[Graph, ...]) -> tuple[Graph, ...]:

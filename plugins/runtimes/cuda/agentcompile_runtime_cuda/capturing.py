@@ -1,6 +1,7 @@
 """The one way in which anything is captured into a CUDA graph: the session's programs, the chain's judge, what is timed."""
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class Captures:
         side.synchronize()
         graph = self._captured(run, runs, owner, place)
         if isinstance(graph, torch.OutOfMemoryError) and owner is not None:
+            gc.collect()  # circles may hold memory
             torch.cuda.empty_cache()  # what warm-ups left there is no pool's, and torch gives nothing back while it captures
             place = self._place(owner)
             graph = self._captured(run, runs, owner, place)

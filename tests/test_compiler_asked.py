@@ -1,0 +1,70 @@
+"""A backend is asked for its compiler beside loading, whatever it answers, but not beside a file of the user's."""
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentcompile_core.api import setting_up
+from agentcompile_core.api.setting_up import compiler_asked
+from agentcompile_core.plugin.discovery import load_catalog
+
+FRONTENDS = {frontend.name: frontend for frontend in load_catalog(only=()).frontends.values()}
+
+
+def backend(answer: Callable[[], Any]) -> Any:
+    return SimpleNamespace(compiler=answer)
+
+
+def raising(exc: BaseException) -> Callable[[], Any]:
+    def answer() -> Any:
+        raise exc
+
+    return answer
+
+
+@pytest.mark.parametrize("name", sorted(FRONTENDS))
+def test_it_is_asked_on_a_thread_beside_what_runs_no_file_of_the_users(name: str) -> None:
+    asked, loaded = list[threading.Thread](), threading.Event()
+
+    def answer() -> str:
+        assert loaded.wait(10.0)  # beside: the block goes on meanwhile
+        asked.append(threading.current_thread())
+        return "cc 1"
+
+    with compiler_asked(backend(answer), FRONTENDS[name]):
+        loaded.set()
+    is_asked = name in ("huggingface", "live_model", "live_module")
+    assert len(asked) == is_asked and threading.current_thread() not in asked
+
+
+@pytest.mark.parametrize("exc", [RuntimeError("no"), SystemExit(3), KeyboardInterrupt()])
+def test_what_it_raises_is_left_to_whoever_asks_later(exc: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
+    with compiler_asked(backend(raising(exc)), FRONTENDS["live_model"]):
+        pass
+    assert capfd.readouterr().err == ""
+
+
+def test_no_backend_and_no_thread_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with compiler_asked(None, FRONTENDS["live_model"]):
+        pass
+    monkeypatch.setattr(threading.Thread, "start", lambda self: raising(RuntimeError("can't start new thread"))())
+    with compiler_asked(backend(raising(AssertionError("asked"))), FRONTENDS["live_model"]):
+        pass
+
+
+def test_a_compiler_that_hangs_is_waited_for_so_long_and_not_where_loading_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting_up, "ASKED_S", 0.3)
+    end = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError), compiler_asked(backend(end.wait), FRONTENDS["live_model"]):
+        raise ZeroDivisionError
+    failed = time.monotonic()
+    with compiler_asked(backend(end.wait), FRONTENDS["live_model"]):
+        pass
+    waited = time.monotonic() - failed
+    end.set()
+    assert failed - began < 0.3 <= waited < 5.0
