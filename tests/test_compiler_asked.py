@@ -1,4 +1,4 @@
-"""A backend is asked for its compiler beside loading, whatever it answers, but not beside a file of the user's."""
+"""A backend is asked for its compiler beside loading, but not beside a file of the user's; one that cannot say what it is is left out."""
 
 import threading
 import time
@@ -7,10 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from agentcompile_core import api
 from agentcompile_core.api import setting_up
 from agentcompile_core.api.setting_up import compiler_asked
 from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.store import Store
 
 FRONTENDS = {frontend.name: frontend for frontend in load_catalog(only=()).frontends.values()}
 
@@ -68,3 +72,15 @@ def test_a_compiler_that_hangs_is_waited_for_so_long_and_not_where_loading_fails
     waited = time.monotonic() - failed
     end.set()
     assert failed - began < 0.3 <= waited < 5.0
+
+
+@pytest.mark.parametrize("what", ["compiler", "identity", "library_digest"])
+@pytest.mark.parametrize("answer", [raising(OSError("cc is missing")), raising(SystemExit(3)), object])
+def test_a_backend_that_cannot_say_what_results_depend_on_costs_its_kernels_alone(what: str, answer: Callable[[], Any]) -> None:
+    catalog, module, x = load_catalog(strict=False), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.linspace(-1.0, 1.0, 16).view(2, 8)
+    for one in catalog.backends.values():
+        setattr(one, what, lambda *_: answer())
+    made = api.compile(module, device="cpu", target="h200", catalog=catalog, store=Store(None), example_inputs=(x,), budget_s=2.0)
+    assert torch.equal(made(x), module(x))
+    (failure,) = {failure.message for failure in made.context.failures}
+    assert any(name in failure for name in ("cc is missing", "SystemExit: 3", "object"))

@@ -29,7 +29,7 @@ from ..version import __version__
 from . import arguments, hardware, whole_calls
 from .model import CompiledModel
 from .parts import Parts
-from .setting_up import compiler_asked, context
+from .setting_up import compiler_asked, context, without_unknown_backend
 
 __all__ = ["CompiledModel", "compile", "load"]
 
@@ -216,7 +216,9 @@ def _is_captured_elsewhere(given: GraphSet, loaded: LoadedModel, frontend: Front
 
 def _loaded(frontend: Frontend, what: object, options: dict[str, Any], ctx: Context) -> LoadedModel:
     with compiler_asked(ctx.backend, frontend):
-        return frontend.load(what, options)
+        loaded = frontend.load(what, options)
+    without_unknown_backend(ctx)
+    return loaded
 
 
 def _expect(loaded: LoadedModel, dtype: DType, device: str, ctx: Context) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ..configuration import Config
 from ..context import Context
+from ..errors import StageName
 from ..plugin import settings
 from ..plugin.catalog import Catalog
 from ..plugin.events import Observer, Skipped, Warned
 from ..plugin.interfaces import Backend, Frontend
-from ..store import Store, default_root
+from ..store import Store, default_root, keys
 from . import arguments
 from .hardware import Hardware
 
@@ -40,6 +41,14 @@ def compiler_asked(backend: Backend | None, frontend: Frontend) -> Iterator[None
     yield
     if thread is not None and thread.ident is not None:
         thread.join(ASKED_S)
+
+
+def without_unknown_backend(ctx: Context) -> None:
+    """Do without a backend that cannot say what its results depend on: a recorded failure; nothing is judged, and the framework runs."""
+    backend = ctx.backend
+    if backend is not None and ctx.catalog.guard(lambda: keys.environment(backend), stage=StageName.VALIDATE, plugin=backend.name,
+                                                 subject="its compiler, device and libraries") is None:
+        ctx.backend = None
 
 
 def context(catalog: Catalog, config: Config, found: Hardware, store: Store | None, report: Observer) -> Context:
