@@ -336,12 +336,10 @@ class GraphSet:
         return self.states | {v.source: v.spec for graph in self.graphs for v in graph.values if v.source == OFFSET}
 
     def verify(self) -> "GraphSet":
-        """Verify every graph; return self. Raises VerificationError: a graph is not well formed, two have one name or make tokens, one of a
-        chunk is called as that of another size, or frequencies are of no buffer."""
+        """Verify all; return self. Raises VerificationError: a graph or name is wrong, two make tokens, or frequencies are of no buffer."""
         names = [graph.verify().name for graph in self.graphs]
         for graph in self.of_kind(GraphKind.PREFILL):
-            said = graph.name.removeprefix("prefill_").removesuffix("_fresh")
-            if graph.name.startswith("prefill_") and said.isdecimal() and said != str(graph.tokens):
+            if (said := graph.name.removeprefix("prefill_").removesuffix("_fresh")).isdecimal() and said != str(graph.tokens):
                 raise VerificationError(f"the graph of a chunk of {graph.tokens} tokens is called {graph.name!r}")
         if len(set(names)) < len(names):
             raise VerificationError(f"two graphs are called {next(n for n in names if names.count(n) > 1)!r}")
