@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from agentcompile_core import api
+from agentcompile_core.errors import UsageError
 from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.capture.left_behind import undisturbed
 from agentcompile_core.store import Store
@@ -203,3 +205,31 @@ def test_a_module_that_remembers_what_every_call_makes_alike_is_compiled() -> No
     held: dict[str, Any] = {}
     made = api.compile(Module(held, scaled), device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X,))
     assert not made.graphs.eager_reason and torch.equal(made(Y), Y * 0.5) and not held
+
+
+class Cached:
+    """An object that makes a number when it is read first; another one is its class's."""
+
+    shift = 1.0
+
+    @functools.cached_property
+    def scale(self) -> float:
+        return 0.5
+
+
+def test_what_a_cached_property_makes_later_is_no_change_and_other_values_are() -> None:
+    held = Cached()
+    module = Module(held, lambda held, x: x * held.scale + held.shift)
+    made = api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X,))
+    assert not made.graphs.eager_reason and "scale" not in vars(held)
+    assert torch.equal(made(Y), module(Y)) and "scale" in vars(held) and torch.equal(made(Y), module(Y))
+    again = api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X,))
+    held.scale = 2.0
+    with pytest.raises(UsageError, match="holds something else"):
+        again(Y)
+    held.scale = 0.5
+    assert torch.equal(again(Y), module(Y))
+    held.shift = 3.0  # which its class had
+    for compiled in (made, again):
+        with pytest.raises(UsageError, match="holds something else"):
+            compiled(Y)

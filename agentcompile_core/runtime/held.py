@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -33,6 +33,7 @@ _LEFT_BY_LOADING = ("generation_config", "all_tied_weights_keys", "warnings_issu
 _OPAQUE = "something that is not looked into"
 _UNREADABLE = ("unreadable",)
 _own_classes: "WeakKeyDictionary[type, bool]" = WeakKeyDictionary()
+_made_when_read: "WeakKeyDictionary[type, frozenset[str]]" = WeakKeyDictionary()
 
 
 class _TooMuch(Exception):
@@ -157,6 +158,15 @@ def _is_own_class(kind: type) -> bool:
     return known
 
 
+def _cached_names(kind: type) -> frozenset[str]:
+    """The attributes that cached properties of a class make when they are read first."""
+    known = _made_when_read.get(kind)
+    if known is None:
+        found = {name: one for parent in reversed(kind.__mro__) for name, one in vars(parent).items()}
+        known = _made_when_read[kind] = frozenset(name for name, one in found.items() if isinstance(one, cached_property))
+    return known
+
+
 @define
 class _Forms:
     """Values as tuples that compare by what a forward reads. What is no plain value, container or object of one's own is opaque, and has no
@@ -195,8 +205,14 @@ class _Forms:
         if isinstance(value, _SETS):
             return (kind, self._within(value, lambda: frozenset(filter(_is_seen, map(self.of, value)))))
         if isinstance(value, _NAMESPACES) or is_own_object(value):
-            return (kind, self._within(value, lambda: self._mapping(_attributes(value))))
+            return (kind, self._within(value, lambda: self._object(value)))
         return _OPAQUE
+
+    def _object(self, value: Any) -> Any:
+        """Its attributes, and those that cached properties have made, which may become more."""
+        attributes, cached = _attributes(value), _cached_names(type(value))
+        made = [(name, form) for name in attributes if name in cached and _is_seen(form := self.of(attributes[name]))]
+        return (self._mapping({name: one for name, one in attributes.items() if name not in cached}), _Memo(tuple(made)) if made else ())
 
     def _mapping(self, value: dict[Any, Any]) -> Any:
         """Of one without a name for a key, which a forward may fill as it meets new lengths, what is there now is looked for later."""
