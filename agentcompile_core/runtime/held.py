@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field, frozen
 
+from .absent import class_values
 from .installed_packages import is_own_class
 from .unregistered import Same, is_module, is_of_all, is_small, is_tensor, number_of, parts_of, registered_by
 
@@ -33,6 +34,7 @@ _LEFT_BY_LOADING = ("generation_config", "all_tied_weights_keys", "warnings_issu
 _OPAQUE = "something that is not looked into"
 _UNREADABLE = ("unreadable",)
 _own_classes: "WeakKeyDictionary[type, bool]" = WeakKeyDictionary()
+_of_classes: "WeakKeyDictionary[type, tuple[str, ...]]" = WeakKeyDictionary()
 _made_when_read: "WeakKeyDictionary[type, frozenset[str]]" = WeakKeyDictionary()
 
 
@@ -158,6 +160,14 @@ def _is_own_class(kind: type) -> bool:
     return known
 
 
+def _class_names(kind: type) -> tuple[str, ...]:
+    """Plain values that a class of one's own gives to all its objects."""
+    known = _of_classes.get(kind)
+    if known is None:
+        known = _of_classes[kind] = tuple(class_values(kind))
+    return known
+
+
 def _cached_names(kind: type) -> frozenset[str]:
     """The attributes that cached properties of a class make when they are read first."""
     known = _made_when_read.get(kind)
@@ -212,7 +222,9 @@ class _Forms:
         """Its attributes, and those that cached properties have made, which may become more."""
         attributes, cached = _attributes(value), _cached_names(type(value))
         made = [(name, form) for name in attributes if name in cached and _is_seen(form := self.of(attributes[name]))]
-        return (self._mapping({name: one for name, one in attributes.items() if name not in cached}), _Memo(tuple(made)) if made else ())
+        of_class = tuple((name, self.of(getattr(type(value), name))) for name in _class_names(type(value)))
+        plain = self._mapping({name: one for name, one in attributes.items() if name not in cached})
+        return (plain, _Memo(tuple(made)) if made else (), of_class)
 
     def _mapping(self, value: dict[Any, Any]) -> Any:
         """Of one without a name for a key, which a forward may fill as it meets new lengths, what is there now is looked for later."""

@@ -12,7 +12,7 @@ from .as_captured import as_captured
 from .device import at_any_length
 from .held import HOLDS, Held, held_by, keeps
 from .unregistered import reading
-from .watched import EXCHANGEABLE, REPLACED, SET, functions_of, slots_of
+from .watched import EXCHANGEABLE, PATCHED, REPLACED, SET, class_values_of, functions_of, slots_of
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ class AsBound:
         self._hooks, self._hooked = map(list, zip(*hooks, strict=True))
         self._counts = list(map(_count, self._hooks, self._hooked))
         self._parts = [(path or type(part).__name__, part, type(part)) for path, part in module.named_modules()]
-        self._methods = [(kind, name, getattr(kind, name)) for kind, name in functions_of(module)]
+        self._methods = [(kind, name, getattr(kind, name)) for kind, name in (*functions_of(module), *class_values_of(module))]
         self._held = list(held_by(module))
         self._is_same = self._same()
 
@@ -153,7 +153,8 @@ class AsBound:
                 return f"{path} became a {type(part).__name__}"
         for kind, name, function in self._methods:
             if getattr(kind, name, None) is not function:
-                return f"{kind.__name__}.{name} {'got another forward' if name == 'forward' else 'was replaced by another function'}"
+                words = "got another forward" if name == "forward" else PATCHED if callable(function) else SET
+                return f"{kind.__name__}.{name} {words}"
         for hooks, count, path in zip(self._hooks, self._counts, self._hooked, strict=True):
             if _count(hooks, path) != count:
                 return f"{path} got a hook or lost one"

@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from .absent import absent, class_values
+
 if TYPE_CHECKING:
     import torch
 
 SET = "was set to something else"
+ADDED = "was added"
 REPLACED = "was replaced by another tensor"
 EXCHANGEABLE = "was replaced by another buffer"  # what the forward of a module may exchange itself, as ``SET``
-_PATCHED = "was replaced by another function"
+PATCHED = "was replaced by another function"
 _PLAIN = (bool, int, float, complex, str, tuple, type(None), FunctionType, BuiltinFunctionType)
 _NEVER_READ = ("_is_full_backward_hook", "forward")  # by a forward; ``forward`` is watched by itself
 # What is written to a language model without a say in its logits: modes, names and marks of whoever loads and saves it.
@@ -35,8 +38,16 @@ def slots_of(module: "torch.nn.Module", with_mode: bool) -> list[Slot]:
         left_out = _NEVER_READ if with_mode else (*_NEVER_READ, *_OF_THE_MODE)
         slots += [(part.__dict__, name, prefix + name, SET) for name, value in part.__dict__.items()
                   if isinstance(value, (*_PLAIN, Tensor)) and name not in left_out]
+        said = {id(part.__dict__): SET, id(part._buffers): EXCHANGEABLE}
+        slots += [(table, name, prefix + name, said.get(id(table), ADDED)) for table, name in absent(part) if name not in left_out]
         slots.append((part.__dict__, "forward", whole, "got another forward"))
     return slots if with_mode else [*slots, *_of_configurations(module), *_of_globals(module)]
+
+
+def class_values_of(module: "torch.nn.Module") -> Iterator[tuple[type, str]]:
+    """Classes of its parts and the names of plain values that those of one's own among them and their bases give to all objects."""
+    for kind in {type(part): None for part in module.modules()}:
+        yield from ((kind, name) for name in class_values(kind))
 
 
 def functions_of(module: "torch.nn.Module") -> Iterator[tuple[type, str]]:
@@ -90,4 +101,4 @@ def _of_globals(module: "torch.nn.Module") -> Iterator[Slot]:
         for name in function.__code__.co_names:
             if isinstance(function.__globals__.get(name), FunctionType) and (id(function.__globals__), name) not in seen:
                 seen.add((id(function.__globals__), name))
-                yield function.__globals__, name, f"{home}{name}".lstrip("."), _PATCHED
+                yield function.__globals__, name, f"{home}{name}".lstrip("."), PATCHED
