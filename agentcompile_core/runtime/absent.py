@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _PLAIN = (bool, int, float, complex, str, tuple, type(None))
-_READ, _SELF = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW")
+_READ, _OF = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_FAST", "LOAD_DEREF")  # and what later Pythons make of two of these
 _asked: "WeakKeyDictionary[type, frozenset[str]]" = WeakKeyDictionary()
 
 
@@ -56,11 +56,13 @@ def _read_of(code: CodeType) -> Iterator[str]:
 
 
 def _read_within(code: CodeType, first: str) -> Iterator[str]:
-    before = None
+    loaded: Any = None
     for one in dis.get_instructions(code):
-        if one.opname in _READ and before is not None and before.opname in _SELF and before.argval == first:
+        if one.opname in _READ and loaded == first:
             yield str(one.argval)
-        before = one
+        if one.opname != "EXTENDED_ARG":
+            loaded = one.argval if one.opname.startswith(_OF) else None
+            loaded = loaded[-1] if isinstance(loaded, tuple) else loaded
     for constant in code.co_consts:
         if isinstance(constant, str) and constant.isidentifier():
             yield constant
