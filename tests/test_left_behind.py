@@ -1,13 +1,16 @@
 """What a trial of a module leaves in lists, mappings, sets and objects that it holds is taken back; what it remembers is found."""
 
+import array
 import collections
 import copy
 import functools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from attrs import define
@@ -34,11 +37,6 @@ class Slots:
     """An object without a mapping of attributes."""
 
     memo: Any = None
-
-
-class Broken(dict):  # type: ignore[type-arg]
-    def items(self) -> Any:
-        raise RuntimeError("not now")
 
 
 class Module(nn.Module):
@@ -129,26 +127,95 @@ def test_whatever_a_module_holds_is_what_it_was(data: st.DataObject) -> None:
 
 
 def test_what_is_no_result_of_a_forward_stays_where_it_was_put() -> None:
-    held, seen = {"modules": sys.modules, "memo": [None]}, Broken(a=1)
-    held["broken"] = seen
-    module = Module(held, lambda held, x: x)
-    with undisturbed(module):
+    held: dict[str, Any] = {"modules": sys.modules, "memo": [None], "names": {}}
+    with undisturbed(Module(held, lambda held, x: x)):
         sys.modules["a_module_imported_meanwhile"] = types.ModuleType("a_module_imported_meanwhile")
-        held["memo"][0] = torch.ones(1)
-        seen["a"] = 2
-    assert sys.modules.pop("a_module_imported_meanwhile") and held["memo"] == [None] and seen["a"] == 2
+        held["memo"][0], held["names"]["torch"], held["names"]["x"] = torch.ones(1), torch, torch.ones(1)
+    assert sys.modules.pop("a_module_imported_meanwhile") and held["memo"] == [None] and held["names"] == {"torch": torch}
 
 
-def test_a_circle_and_a_long_chain_end() -> None:
+class Scaled(dict):  # type: ignore[type-arg]
+    """A mapping that says other values than it holds, and refuses ``update``."""
+
+    def items(self) -> Any:
+        return [(key, value / 100) for key, value in super().items()]
+
+    def update(self, *args: Any) -> None:
+        raise TypeError("no update")
+
+
+class Lazy(list):  # type: ignore[type-arg]
+    """A list of functions that gives what they return."""
+
+    def __iter__(self) -> Any:
+        return (one() for one in super().__iter__())
+
+
+class Ordered(dict):  # type: ignore[type-arg]
+    """A mapping that keeps the order of its keys beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = collections.deque[str]()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.order.append(key)
+
+
+class Served:
+    """What another thread may be at work on."""
+
+    def __init__(self) -> None:
+        self.lock, self.done = threading.Lock(), list[int]()
+
+
+@pytest.mark.parametrize("kind", [Scaled, Lazy, Ordered, Served])
+def test_beside_what_cannot_be_given_back_nothing_is(kind: Callable[[], Any]) -> None:
+    """All or nothing: a flag that is given back beside a memo that is not would break whoever keeps both."""
+    other, memo = kind(), [None]
+    module = Module([memo, {"other": other}], lambda held, x: x)
+    with undisturbed(module):
+        memo[0] = torch.ones(1)  # type: ignore[call-overload]
+        if isinstance(other, dict):
+            other["x"] = 50.0
+        elif isinstance(other, list):
+            other.append(lambda: 2.0)
+        else:
+            other.done.append(1)
+    assert memo[0] is not None
+    if isinstance(other, dict):
+        assert dict.__getitem__(other, "x") == 50.0 and list(getattr(other, "order", "x")) == ["x"]
+    else:
+        assert len(other) == 1 if isinstance(other, list) else other.done == [1]
+
+
+def test_arrays_are_given_back_and_tensors_that_nothing_can_be_written_to_are_left() -> None:
+    with torch.inference_mode():
+        made = torch.full((4,), torch.nan)
+    numbers, raw, typed = numpy.zeros(3), bytearray(b"abc"), array.array("d", [1.0])
+    wide, plain = torch.tensor(torch.nan).expand(4), torch.full((2,), torch.nan)
+    with undisturbed(Module([numbers, raw, typed, made, wide, plain], lambda held, x: x)):
+        numbers += 1
+        raw[0], typed[0] = 0, 2.0
+        plain.fill_(1.0)
+    assert not numbers.any() and raw == b"abc" and typed[0] == 1.0 and bool(plain.isnan().all())
+
+
+def test_a_circle_ends_and_what_is_too_much_is_left() -> None:
     ring: list[Any] = [None]
     ring.append(ring)
     chain: list[Any] = []
-    for _ in range(30_000):
-        chain = [chain]
-    module = Module((ring, chain), lambda held, x: x)
-    with undisturbed(module):
+    with undisturbed(Module((ring, chain), lambda held, x: x)):
         ring[0] = torch.ones(1)
     assert ring[0] is None
+    for _ in range(30_000):
+        chain = [chain]
+    for more in (chain, list(range(3_000_000))):
+        with undisturbed(Module((ring, more), lambda held, x: x)):
+            ring[0] = 7
+        assert ring[0] == 7 and more
+        ring[0] = None
 
 
 HOLDERS: dict[str, Callable[[], Any]] = {
@@ -194,6 +261,24 @@ def test_a_module_that_remembers_whole_numbers_runs_itself() -> None:
     made = api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(ids,))
     assert "called with before" in made.graphs.eager_reason and module.first is None
     assert torch.equal(made(ids + 1), again(ids + 1)) and torch.equal(made(ids), again(ids))
+
+
+@pytest.mark.parametrize("mask", [torch.ones(4, dtype=torch.int64), torch.tensor([0, 1, 0, 0, 1, 0])[:4], torch.tensor(2)])
+def test_a_module_that_remembers_a_mask_runs_itself(mask: torch.Tensor) -> None:
+    def masked(held: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if held.memo is None:
+            held.memo = (1 - mask) * -4.0
+        return x + held.memo
+
+    class Masked(Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return masked(self.held, x, mask)
+
+    module, again = Masked(Slots(), lambda held, x: x), Masked(Slots(), lambda held, x: x)
+    made = api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X, mask))
+    assert made.graphs.eager_reason
+    for other in (torch.zeros_like(mask), mask):
+        assert torch.equal(made(X, other), again(X, other))
 
 
 def test_a_module_that_remembers_what_every_call_makes_alike_is_compiled() -> None:

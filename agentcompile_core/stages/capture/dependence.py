@@ -85,21 +85,34 @@ def _seen(loaded: LoadedModel) -> str:
 def _remembers(loaded: LoadedModel) -> str:
     """One clause on a module that answers the same call otherwise where another one came before it, from the state that it has now."""
     module, given = loaded.module, given_to(loaded)
-    try:
-        with undisturbed(module):
-            _answer(module, _turned(random_inputs(given)))
-            behind = _answer(module, given)
-        with undisturbed(module):
-            alone = _answer(module, given)
-    except Exception:  # other numbers need not be what the module takes
-        return ""
-    return "what it returns depends on what it was called with before" if _apart(behind, alone) else ""
+    for other in (_turned(random_inputs(given)), random_inputs(given), _turned(given)):
+        try:
+            with undisturbed(module):
+                _answer(module, other)
+                behind = _answer(module, given)
+            with undisturbed(module):
+                alone = _answer(module, given)
+        except Exception:  # other numbers need not be what the module takes
+            continue
+        return "what it returns depends on what it was called with before" if _apart(behind, alone) else ""
+    return ""
 
 
 def _turned(given: Arguments) -> Arguments:
-    """The same arguments with whole numbers in the reverse order: others, of which each is one that the module takes."""
-    turned: Arguments = pytree.tree_map_only(Tensor, lambda a: a if a.is_floating_point() or a.is_complex() or not a.dim() or
-                                             a.layout is not torch.strided else a.flip(tuple(range(a.dim()))), given)
+    """The same arguments with other whole numbers, of which each is one that the module takes where it takes 0 or 1."""
+    turned: Arguments = pytree.tree_map_only(Tensor, _other_numbers, given)
+    return turned
+
+
+def _other_numbers(tensor: Tensor) -> Tensor:
+    """Whole numbers in the reverse order; where that is the same, another first one."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.layout is not torch.strided or not tensor.numel():
+        return tensor
+    turned = tensor.flip(tuple(range(tensor.dim())))
+    if torch.equal(turned, tensor):
+        turned = tensor.clone()
+        first = turned.view(-1)[:1] if turned.is_contiguous() else turned[(0,) * turned.dim()]
+        first.copy_(first == 0)
     return turned
 
 

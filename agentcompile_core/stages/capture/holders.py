@@ -1,24 +1,40 @@
-"""What lists, mappings, sets and objects hold that parts of a module lead to; given back to them behind a trial or a trace."""
+"""What lists, mappings, sets and objects hold that parts of a module lead to; given back to them behind a trial or a trace.
 
-from collections import deque
+All of it or nothing: where attributes lead to something that cannot be given back, such as a mapping with methods of its own or what
+another thread may be at work on, nothing but the attributes themselves is. What is half as it was is worse than what a trial left.
+"""
+
+import array
+import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 from attrs import define, field
 from torch import Tensor, nn
 
 from ...runtime.held import is_own_object, is_plain_namespace
+from ...runtime.module_changes import version_of
 
 MOST = 20_000  # lists, mappings, sets and objects of one model
-MOST_BYTES = 1 << 30  # of tensors in them whose numbers are kept
+MOST_BYTES, LARGEST_BYTES = 64 << 20, 1 << 20  # of tensors and arrays in them whose numbers are kept: of all, and of one
+_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_CONTAINERS = frozenset({list, deque, set, dict, OrderedDict, defaultdict})
+_MAPPINGS = (dict, OrderedDict, defaultdict)
 _CACHES = "transformers.cache_utils"  # objects of a library that forwards fill
+_SHARED = frozenset({"_thread", "threading", "queue", "multiprocessing", "concurrent", "asyncio", "socket", "subprocess", "_io", "io"})
 # What was put into a mapping meanwhile and stays there, such as an imported module in ``sys.modules``: nothing that a forward computes.
 _STAYING = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
 _ABSENT = object()
+
+
+class _Unknown(Exception):
+    """Something that cannot be given back, or too much."""
 
 
 @define
@@ -26,8 +42,10 @@ class Holders:
     """What was noted of containers, objects and tensors; ``put_back`` gives it to them again, where it is another one by now."""
 
     _containers: list[tuple[Any, Any]] = field(factory=list)
-    _objects: list[tuple[Any, dict[str, Any] | None, dict[MemberDescriptorType, Any]]] = field(factory=list)
-    _tensors: list[tuple[Tensor, Tensor]] = field(factory=list)
+    _objects: list[tuple[dict[str, Any], dict[str, Any]]] = field(factory=list)
+    _slots: list[tuple[MemberDescriptorType, Any, Any]] = field(factory=list)
+    _tensors: list[tuple[Tensor, Tensor, int]] = field(factory=list)
+    _arrays: list[tuple[Any, Any]] = field(factory=list)
     _seen: dict[int, Any] = field(factory=dict)  # by address, which is theirs as long as they are here
     _left: int = MOST
     _left_bytes: int = MOST_BYTES
@@ -35,85 +53,119 @@ class Holders:
     def look_at(self, values: Iterable[Any], known: Iterable[Any] = ()) -> None:
         """Note what can be reached from ``values``, but for what is ``known``: parts, parameters and buffers, which others look after."""
         self._seen |= {id(one): one for one in known}
-        left = deque(values)
-        while left:
-            value = left.popleft()  # what is near first, where there is too much
-            if id(value) not in self._seen and self._left > 0:
-                with suppress(Exception):  # whatever somebody's class raises where it is looked at
-                    left += self._noted(value)
+        left = deque(value for value in values if type(value) not in _SCALARS)
+        try:
+            while left:
+                value = left.popleft()
+                if id(value) not in self._seen:
+                    self._seen[id(value)] = value
+                    left += [one for one in self._noted(value) if type(one) not in _SCALARS]
+        except Exception:  # _Unknown, or whatever somebody's class raises where it is looked at
+            for noted in (self._containers, self._objects, self._slots, self._tensors, self._arrays):
+                noted.clear()
 
     def put_back(self) -> None:
-        """Containers and objects hold what they held, and tensors the same numbers."""
+        """Containers and objects hold what they held, and tensors and arrays the same numbers."""
         for value, held in self._containers:
-            with suppress(Exception):
-                _refill(value, held)
-        for value, attributes, slots in self._objects:
-            with suppress(Exception):
-                if attributes is not None:
-                    _refill(value.__dict__, attributes)
-                for slot, one in slots.items():
-                    if _read(slot, value) is not one:
-                        slot.__delete__(value) if one is _ABSENT else slot.__set__(value, one)
+            _refill(value, held)
+        for attributes, then in self._objects:
+            _give_back(attributes, then)
+        for slot, value, one in self._slots:
+            if _read(slot, value) is not one:
+                with suppress(AttributeError):  # a frozen object, of which somebody wrote past that
+                    slot.__delete__(value) if one is _ABSENT else slot.__set__(value, one)
         with torch.no_grad():
-            for tensor, numbers in self._tensors:
-                if tensor.shape == numbers.shape and not torch.equal(tensor, numbers):
-                    tensor.copy_(numbers)
+            for tensor, numbers, version in self._tensors:
+                if version_of(tensor) != version and tensor.shape == numbers.shape:
+                    with suppress(RuntimeError):
+                        tensor.copy_(numbers)
+        for value, numbers in self._arrays:
+            with suppress(ValueError):  # it may not be written to, and was not
+                value[:] = numbers
 
     def _noted(self, value: Any) -> list[Any]:
         """What lies in ``value``, which is noted."""
+        kind = type(value)
         if isinstance(value, Tensor):
             self._note_numbers(value)
             return []
-        if isinstance(value, (list, deque, set, dict)):
-            held = dict(value.items()) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
-            self._note(value)
+        if kind in _CONTAINERS:
+            if value is sys.modules:
+                return []
+            self._count(len(value))
+            held = dict(value.items()) if kind in _MAPPINGS else set(value) if kind is set else list(value)
             self._containers.append((value, held))
             return list(held.values() if isinstance(held, dict) else held)
-        if isinstance(value, (tuple, frozenset)):
-            self._note(value)
+        if kind in (tuple, frozenset):
             return list(value)
-        if isinstance(value, partial):
-            self._note(value)
+        if kind is partial:
             return [value.func, value.args, value.keywords]
-        if isinstance(value, nn.Module) or is_plain_namespace(value) or is_own_object(value) or type(value).__module__ == _CACHES:
-            self._note(value)
-            attributes = dict(value.__dict__) if hasattr(value, "__dict__") else None
-            slots = {slot: _read(slot, value) for slot in _slots_of(type(value))}
-            self._objects.append((value, attributes, slots))
-            return [*(attributes or {}).values(), *slots.values()]
+        if kind in (numpy.ndarray, array.array, bytearray):
+            self._note_array(value)
+            return []
+        if isinstance(value, (list, dict, set, deque, bytearray, array.array)) or kind.__module__.partition(".")[0] in _SHARED:
+            raise _Unknown
+        if isinstance(value, nn.Module) or is_plain_namespace(value) or is_own_object(value) or kind.__module__ == _CACHES:
+            return self._noted_object(value)
         return []
 
-    def _note(self, value: Any) -> None:
-        self._seen[id(value)] = value
-        self._left -= 1
+    def _noted_object(self, value: Any) -> list[Any]:
+        self._count(1)
+        attributes = value.__dict__ if hasattr(value, "__dict__") else {}
+        if type(attributes) is not dict:
+            raise _Unknown
+        self._objects.append((attributes, dict(attributes)))
+        slots = [(slot, value, _read(slot, value)) for slot in _slots_of(type(value))]
+        self._slots += slots
+        return [*attributes.values(), *(one for *_, one in slots)]
+
+    def _count(self, more: int) -> None:
+        self._left -= 1 + more // 100
+        if self._left < 0:
+            raise _Unknown
 
     def _note_numbers(self, tensor: Tensor) -> None:
-        nbytes = tensor.numel() * tensor.element_size()
-        if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_meta and nbytes <= self._left_bytes:
-            self._left_bytes -= nbytes
-            self._note(tensor)
-            self._tensors.append((tensor, tensor.detach().clone()))
+        nbytes, overlaps = tensor.numel() * tensor.element_size(), 0 in tensor.stride() if tensor.layout is torch.strided else True
+        if type(tensor) is Tensor and not tensor.is_meta and not tensor.is_inference() and not overlaps and self._are_few(nbytes):
+            self._tensors.append((tensor, tensor.detach().clone(), version_of(tensor)))
+
+    def _note_array(self, value: Any) -> None:
+        is_array = type(value) is numpy.ndarray
+        if (is_array and not value.ndim) or not self._are_few(value.nbytes if is_array else memoryview(value).nbytes):
+            raise _Unknown
+        self._arrays.append((value, value.copy() if is_array else value[:]))
+
+    def _are_few(self, nbytes: int) -> bool:
+        few = nbytes <= min(LARGEST_BYTES, self._left_bytes)
+        self._left_bytes -= few * nbytes
+        return few
 
 
 def _refill(value: Any, held: Any) -> None:
-    if isinstance(value, set):
-        if value != held:
+    if type(value) is set:
+        value.difference_update(value - held)
+        value.update(held)
+    elif type(value) in _MAPPINGS:
+        _give_back(value, held)
+    elif list(map(id, value)) != list(map(id, held)):
+        if type(value) is list:
+            value[:] = held
+        else:
             value.clear()
-            value.update(held)
-    elif isinstance(value, dict):
-        now = dict(value.items())
-        if _is_same(now.keys(), held.keys()) and _is_same(now.values(), held.values()):
-            return
-        staying = {key: one for key, one in now.items() if key not in held and isinstance(one, _STAYING)}
-        value.clear()
-        value.update({**held, **staying})
-    elif not _is_same(value, held):
-        value.clear()
-        value.extend(held)
+            value.extend(held)
 
 
-def _is_same(now: Iterable[Any], then: Iterable[Any]) -> bool:
-    return list(map(id, now)) == list(map(id, then))
+def _give_back(now: dict[Any, Any], then: dict[Any, Any]) -> None:
+    """Key by key, so that nobody finds a mapping empty meanwhile; in the order in which they were."""
+    for key in [key for key, one in now.items() if key not in then and not isinstance(one, _STAYING)]:
+        del now[key]
+    kept = [key for key in now if key in then]
+    in_order = kept == [key for key in then if key in now]
+    for key, one in then.items():
+        if not in_order or now.get(key, _ABSENT) is not one:
+            if not in_order:
+                now.pop(key, None)
+            now[key] = one
 
 
 def _slots_of(kind: type) -> Iterator[MemberDescriptorType]:

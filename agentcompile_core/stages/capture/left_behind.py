@@ -3,7 +3,7 @@
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy
@@ -123,7 +123,7 @@ def _content(value: Any) -> Any:
 
 def _refill(value: Any, content: Any) -> None:
     if isinstance(value, Tensor):
-        with torch.no_grad():
+        with torch.no_grad(), suppress(RuntimeError):  # of one that nothing can be written to, nothing was
             if not value.is_meta and value.layout is torch.strided and value.shape == content.shape and not torch.equal(value, content):
                 value.copy_(content)
     elif isinstance(value, list) and content is not None:
