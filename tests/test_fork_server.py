@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -261,3 +264,29 @@ class Held:
 
     def close(self) -> None:
         self.ended = True
+
+
+def test_who_waits_looks_again_where_another_thread_read_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a child is said once: the other of two threads waited a minute for it."""
+    ours, theirs = socket.socketpair()
+    child, poll = Forked(ours), select.poll
+
+    class Late:
+        """Another thread reads all of it between the look and the wait of this one."""
+
+        def __init__(self) -> None:
+            self._poller = poll()
+            self.register = self._poller.register
+
+        def poll(self, most_ms: float) -> list[tuple[int, int]]:
+            if most_ms:
+                monkeypatch.setattr(select, "poll", poll)
+                theirs.send(struct.pack("<ii", 4711, 3))
+                assert child.poll() == 3
+            return self._poller.poll(most_ms)
+
+    monkeypatch.setattr(select, "poll", Late)
+    began = time.monotonic()
+    assert child.wait() == 3 and time.monotonic() - began < 5.0
+    theirs.close()
+    ours.close()

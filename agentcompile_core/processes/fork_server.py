@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 IDLE_S = 60.0
+LOOKED_AGAIN_S = 0.2  # what a thread waits for another one may have read just before
 MOST_KEPT = 3
 _MOST_BYTES = 1 << 16  # of one request
 _NUMBER = struct.Struct("<i")
@@ -67,7 +68,7 @@ class Forked:
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while (code := self.poll()) is None:
-            left = 60.0 if end is None else end - time.monotonic()
+            left = LOOKED_AGAIN_S if end is None else min(LOOKED_AGAIN_S, end - time.monotonic())
             if left <= 0:
                 raise TimeoutError
             self._hear(left)
@@ -85,7 +86,7 @@ class Forked:
                 with contextlib.suppress(OSError):
                     self._status.shutdown(socket.SHUT_WR)
                 while not self._ended:
-                    self._hear(60.0)
+                    self._hear(LOOKED_AGAIN_S)
             self._ended = True
             self._status.close()
 
