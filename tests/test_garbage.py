@@ -66,82 +66,73 @@ def test_blocks_of_several_threads_set_objects_apart_until_the_last_one_ends() -
     assert not gc.get_freeze_count()
 
 
+Thresholds = Callable[..., None]
+
+
+@pytest.fixture
+def thresholds() -> Iterator[Thresholds]:
+    """Sets those of Python's collector, which are afterwards what they were."""
+    usual = gc.get_threshold()
+    yield gc.set_threshold
+    gc.set_threshold(*usual)
+
+
 @pytest.mark.parametrize("before, within", [((700, 10, 10), (10_000, 300, 10)), ((50_000, 700, 3), (50_000, 700, 3)),
                                             ((0, 10, 10), (0, 10, 10))])
-def test_a_block_collects_less_often_until_it_ends(before: tuple[int, int, int], within: tuple[int, int, int]) -> None:
-    usual = gc.get_threshold()
-    gc.set_threshold(*before)
-    try:
-        with pytest.raises(KeyError), set_apart():
-            with set_apart():
-                assert gc.get_threshold() == within
-            assert gc.get_threshold() == within
-            raise KeyError
-        assert gc.get_threshold() == before
-    finally:
-        gc.set_threshold(*usual)
-
-
-def test_collections_look_at_what_was_made_last_while_a_block_makes_what_a_deep_model_needs() -> None:
-    usual = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)
-    try:
+def test_a_block_collects_less_often_until_it_ends(before: tuple[int, int, int], within: tuple[int, int, int],
+                                                   thresholds: Thresholds) -> None:
+    thresholds(*before)
+    with pytest.raises(KeyError), set_apart():
         with set_apart():
-            before, made = [one["collections"] for one in gc.get_stats()], [[] for _ in range(1_300_000)]
-            young, middle, full = (now["collections"] - one for now, one in zip(gc.get_stats(), before, strict=True))
-            del made
-    finally:
-        gc.set_threshold(*usual)
+            assert gc.get_threshold() == within
+        assert gc.get_threshold() == within
+        raise KeyError
+    assert gc.get_threshold() == before
+
+
+def test_collections_look_at_what_was_made_last_while_a_block_makes_what_a_deep_model_needs(thresholds: Thresholds) -> None:
+    thresholds(700, 10, 10)
+    with set_apart():
+        before, made = [one["collections"] for one in gc.get_stats()], [[] for _ in range(1_300_000)]
+        young, middle, full = (now["collections"] - one for now, one in zip(gc.get_stats(), before, strict=True))
+        del made
     assert young > 100 and not middle and not full
 
 
-def test_who_begins_a_search_has_older_objects_looked_at_again() -> None:
-    usual = gc.get_threshold()
-    gc.set_threshold(700, 9, 8)
-    try:
-        look_further()
-        assert gc.get_threshold() == (700, 9, 8)
+def test_who_begins_a_search_has_older_objects_looked_at_again(thresholds: Thresholds) -> None:
+    thresholds(700, 9, 8)
+    look_further()
+    assert gc.get_threshold() == (700, 9, 8)
+    with set_apart():
         with set_apart():
-            with set_apart():
-                look_further()
-                assert gc.get_threshold() == (10_000, 9, 8)
             look_further()
             assert gc.get_threshold() == (10_000, 9, 8)
-        assert gc.get_threshold() == (700, 9, 8)
-        with set_apart():
-            gc.set_threshold(123_456, 11, 12)  # by somebody else
-            look_further()
-            assert gc.get_threshold() == (123_456, 11, 12)
-    finally:
-        gc.set_threshold(*usual)
-
-
-def test_a_worker_that_starts_is_a_search() -> None:
-    usual = gc.get_threshold()
-    gc.set_threshold(700, 9, 8)
-    try:
-        with set_apart():
-            assert gc.get_threshold()[1] > 9
-            with Worker() as worker:
-                worker.start()
-            assert gc.get_threshold()[1] == 9
-    finally:
-        gc.set_threshold(*usual)
-
-
-def test_thresholds_that_somebody_sets_within_a_block_stay() -> None:
-    usual = gc.get_threshold()
-    try:
-        with set_apart():
-            gc.set_threshold(123_456, 11, 12)
+        look_further()
+        assert gc.get_threshold() == (10_000, 9, 8)
+    assert gc.get_threshold() == (700, 9, 8)
+    with set_apart():
+        thresholds(123_456, 11, 12)  # by somebody else
+        look_further()
         assert gc.get_threshold() == (123_456, 11, 12)
-    finally:
-        gc.set_threshold(*usual)
 
 
-def test_a_process_that_froze_objects_keeps_its_thresholds() -> None:
-    usual = gc.get_threshold()
-    gc.set_threshold(900, 10, 10)
+def test_a_worker_that_starts_is_a_search(thresholds: Thresholds) -> None:
+    thresholds(700, 9, 8)
+    with set_apart():
+        assert gc.get_threshold()[1] > 9
+        with Worker() as worker:
+            worker.start()
+        assert gc.get_threshold()[1] == 9
+
+
+def test_thresholds_that_somebody_sets_within_a_block_stay(thresholds: Thresholds) -> None:
+    with set_apart():
+        thresholds(123_456, 11, 12)
+    assert gc.get_threshold() == (123_456, 11, 12)
+
+
+def test_a_process_that_froze_objects_keeps_its_thresholds(thresholds: Thresholds) -> None:
+    thresholds(900, 10, 10)
     gc.freeze()
     try:
         with set_apart():
@@ -149,7 +140,6 @@ def test_a_process_that_froze_objects_keeps_its_thresholds() -> None:
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
-        gc.set_threshold(*usual)
 
 
 def test_garbage_of_the_block_is_collected_within_it() -> None:

@@ -17,7 +17,6 @@ from . import arguments
 from .hardware import Hardware
 
 ASKED_S = 10.0  # for a compiler to say who it is, beside loading and behind it; it is asked again where the answer is needed
-_RUN_NOTHING = frozenset({"huggingface", "live_model", "live_module"})  # frontends that have no file of the user's run
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def compiler_asked(backend: Backend | None, frontend: Frontend) -> Iterator[None
             assert backend is not None
             backend.compiler()
 
-    if backend is not None and frontend.name in _RUN_NOTHING:
+    if backend is not None and not frontend.runs_files:
         with suppress(RuntimeError):  # there are too many threads
             thread = threading.Thread(target=ask, name="which compiler", daemon=True)
             thread.start()

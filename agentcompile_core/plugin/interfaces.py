@@ -161,9 +161,13 @@ class Validator(Offer):
 
 
 class Frontend(Offer):
-    """Turns something a user names into graphs (stage capture). ``options`` names what ``load`` takes beyond the core's own options."""
+    """Turns something a user names into graphs (stage capture). ``options`` names what ``load`` takes beyond the core's own options.
+
+    ``runs_files``: whether ``load`` may run a file of the user's, in whose folder Python looks for modules meanwhile.
+    """
 
     options: ClassVar[tuple[str, ...]] = ()
+    runs_files: ClassVar[bool] = True
 
     @abstractmethod
     def accepts(self, what: object) -> bool:

@@ -7,8 +7,8 @@ import dis
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
+from .by_class import by_class
 from .installed_packages import is_own_class
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _PLAIN = (bool, int, float, complex, str, tuple, type(None))
 _READ, _OF = ("LOAD_ATTR", "LOAD_METHOD"), ("LOAD_FAST", "LOAD_DEREF")  # and what later Pythons make of two of these
-_asked: "WeakKeyDictionary[type, frozenset[str]]" = WeakKeyDictionary()
 
 
 def class_values(kind: type) -> Iterator[str]:
@@ -37,16 +36,14 @@ def absent(part: "torch.nn.Module") -> Iterator[tuple[dict[str, Any], str]]:
             yield from ((table, name) for table in tables)
 
 
+@by_class
 def _asked_of(kind: type) -> frozenset[str]:
     """Names of what methods of one's own ask of the object that they are called on, of such methods, and of values of its classes."""
-    known = _asked.get(kind)
-    if known is None:
-        functions = [(name, value) for one in kind.__mro__ if is_own_class(one) for name, value in vars(one).items()
-                     if isinstance(value, FunctionType) and (not name.startswith("__") or name == "__call__")]
-        read = {name for _, function in functions for name in _read_of(function.__code__)}
-        named = {name for name, _ in functions if name not in ("forward", "__call__")}
-        known = _asked[kind] = frozenset(name for name in {*read, *named, *class_values(kind)} if not name.startswith("__"))
-    return known
+    functions = [(name, value) for one in kind.__mro__ if is_own_class(one) for name, value in vars(one).items()
+                 if isinstance(value, FunctionType) and (not name.startswith("__") or name == "__call__")]
+    read = {name for _, function in functions for name in _read_of(function.__code__)}
+    named = {name for name, _ in functions if name not in ("forward", "__call__")}
+    return frozenset(name for name in {*read, *named, *class_values(kind)} if not name.startswith("__"))
 
 
 def _read_of(code: CodeType) -> Iterator[str]:

@@ -13,11 +13,11 @@ from contextlib import suppress
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field, frozen
 
 from .absent import class_values
+from .by_class import by_class
 from .installed_packages import is_own_class
 from .unregistered import Same, is_module, is_of_all, is_small, is_tensor, number_of, parts_of, registered_by
 
@@ -33,9 +33,6 @@ _SEQUENCES, _SETS, _NAMESPACES = (list, tuple, deque), (set, frozenset), (Simple
 _LEFT_BY_LOADING = ("generation_config", "all_tied_weights_keys", "warnings_issued", "hf_device_map", "hf_quantizer")
 _OPAQUE = "something that is not looked into"
 _UNREADABLE = ("unreadable",)
-_own_classes: "WeakKeyDictionary[type, bool]" = WeakKeyDictionary()
-_of_classes: "WeakKeyDictionary[type, tuple[str, ...]]" = WeakKeyDictionary()
-_made_when_read: "WeakKeyDictionary[type, frozenset[str]]" = WeakKeyDictionary()
 
 
 class _TooMuch(Exception):
@@ -152,29 +149,20 @@ def is_own_object(value: Any) -> bool:
     return not configured and not is_module(value) and not is_tensor(value) and not issubclass(kind, (type, *_BY_EQUALITY))
 
 
-def _is_own_class(kind: type) -> bool:
-    """As ``is_own_class``, which every request asks of the same few."""
-    known = _own_classes.get(kind)
-    if known is None:
-        known = _own_classes[kind] = is_own_class(kind)
-    return known
+_is_own_class = by_class(is_own_class)
 
 
+@by_class
 def _class_names(kind: type) -> tuple[str, ...]:
     """Plain values that a class of one's own gives to all its objects."""
-    known = _of_classes.get(kind)
-    if known is None:
-        known = _of_classes[kind] = tuple(class_values(kind))
-    return known
+    return tuple(class_values(kind))
 
 
+@by_class
 def _cached_names(kind: type) -> frozenset[str]:
     """The attributes that cached properties of a class make when they are read first."""
-    known = _made_when_read.get(kind)
-    if known is None:
-        found = {name: one for parent in reversed(kind.__mro__) for name, one in vars(parent).items()}
-        known = _made_when_read[kind] = frozenset(name for name, one in found.items() if isinstance(one, cached_property))
-    return known
+    found = {name: one for parent in reversed(kind.__mro__) for name, one in vars(parent).items()}
+    return frozenset(name for name, one in found.items() if isinstance(one, cached_property))
 
 
 @define
@@ -287,14 +275,18 @@ class _Memo:
     items: tuple[Any, ...]
 
 
+def member_slots(kind: type) -> Iterator[tuple[str, MemberDescriptorType]]:
+    """The slots of a class and its bases, by names that no two of them share."""
+    for one in kind.__mro__:
+        yield from ((f"{one.__name__}.{name}", slot) for name, slot in vars(one).items() if isinstance(slot, MemberDescriptorType))
+
+
 def _attributes(value: Any) -> dict[str, Any]:
     """Those that lie in the object itself; no property and no ``__getattr__`` is asked."""
     found: dict[str, Any] = {}
     with suppress(AttributeError):  # an object of slots alone
         found |= object.__getattribute__(value, "__dict__")
-    for kind in type(value).__mro__:
-        for name, one in vars(kind).items():
-            if isinstance(one, MemberDescriptorType):
-                with suppress(AttributeError):  # a slot that nothing was put into
-                    found[f"{kind.__name__}.{name}"] = one.__get__(value)
+    for name, slot in member_slots(type(value)):
+        with suppress(AttributeError):  # a slot that nothing was put into
+            found[name] = slot.__get__(value)
     return found

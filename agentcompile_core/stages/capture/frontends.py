@@ -48,6 +48,7 @@ class HuggingFaceFrontend(Frontend):
     """A model identifier, or a folder with config.json (weights and tokenizer where there)."""
 
     name = "huggingface"
+    runs_files = False
 
     def accepts(self, what: object) -> bool:
         path = _path(what)
@@ -75,6 +76,7 @@ class LiveModelFrontend(Frontend):
     """A live causal language model of transformers."""
 
     name = "live_model"
+    runs_files = False
 
     def accepts(self, what: object) -> bool:
         return _is_module(what) and _is_causal(what)
@@ -97,6 +99,7 @@ class LiveModuleFrontend(Frontend):
     """A live ``torch.nn.Module`` with the option ``example_inputs``."""
 
     name = "live_module"
+    runs_files = False
 
     def accepts(self, what: object) -> bool:
         return _is_module(what) and not _is_causal(what)
@@ -118,6 +121,7 @@ class ModuleFileFrontend(LiveModuleFrontend):
     """A ``.py`` file that defines Model, get_inputs() and get_init_inputs(). It is executed."""
 
     name = "module_file"
+    runs_files = True
 
     def accepts(self, what: object) -> bool:
         path = _path(what)

@@ -7,7 +7,7 @@ another thread may be at work on, nothing but the attributes themselves is. What
 import array
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -18,7 +18,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from ...runtime.held import is_own_object, is_plain_namespace
+from ...runtime.held import is_own_object, is_plain_namespace, member_slots
 from ...runtime.module_changes import version_of
 
 MOST = 20_000  # lists, mappings, sets and objects of one model
@@ -115,7 +115,7 @@ class Holders:
         if type(attributes) is not dict:
             raise _Unknown
         self._objects.append((attributes, dict(attributes)))
-        slots = [(slot, value, _read(slot, value)) for slot in _slots_of(type(value))]
+        slots = [(slot, value, _read(slot, value)) for _, slot in member_slots(type(value))]
         self._slots += slots
         return [*attributes.values(), *(one for *_, one in slots)]
 
@@ -166,11 +166,6 @@ def _give_back(now: dict[Any, Any], then: dict[Any, Any]) -> None:
             if not in_order:
                 now.pop(key, None)
             now[key] = one
-
-
-def _slots_of(kind: type) -> Iterator[MemberDescriptorType]:
-    for one in kind.__mro__:
-        yield from (slot for slot in vars(one).values() if isinstance(slot, MemberDescriptorType))
 
 
 def _read(slot: MemberDescriptorType, value: Any) -> Any:
