@@ -68,7 +68,7 @@ COLUMNS["images"] = ("model", "dtype", "workload", "prompt", "system", "e2e_ms",
                      "repetitions")
 COLUMNS["sweep"] = COLUMNS["sweep_loop"] = (*COLUMNS["decode"], "context", "run", "why")
 COLUMNS["sweep_loop_llama"] = COLUMNS["sweep_loop_4b"] = COLUMNS["sweep_loop_4b_long"] = COLUMNS["sweep"]
-COLUMNS["sweep_4b"] = COLUMNS["sweep_1b"] = COLUMNS["sweep_3b"] = COLUMNS["sweep"]
+COLUMNS["sweep_4b"] = COLUMNS["sweep_llama"] = COLUMNS["sweep"]
 COLUMNS["ablation"] = COLUMNS["ablation_long"] = (*COLUMNS["sweep"], "roles", "adds", "place")
 FUNNEL = ("candidates", "lowered", "evaluated", "built", "validated", "selected")  # rows before "evaluated" counted baselines as built
 UNTIMED = tuple((name, "read_ceiling_gbps") for name in ("coverage", "planned", "kernelbench"))  # nothing in these is compared with a floor
@@ -275,8 +275,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "sampling": ("sampling", sampling_tables.sampling), "batches": ("batches", batch_tables.batches), "steps": ("steps", step_tables.steps),
     "capacities": ("capacities", step_tables.capacities),
     "sweep": ("sweep", sweep_tables.sweep), "sweep_ratios": ("sweep", sweep_tables.ratios),
-    **{f"sweep_{of}": (f"sweep_{of}", sweep_tables.ratios) for of in ("4b", "1b", "3b")},
-    **{f"sweep_{of}_times": (f"sweep_{of}", sweep_tables.sweep) for of in ("4b", "1b", "3b")},
+    **{f"sweep_{of}": (f"sweep_{of}", sweep_tables.ratios) for of in ("4b", "llama")},
+    **{f"sweep_{of}_times": (f"sweep_{of}", sweep_tables.sweep) for of in ("4b", "llama")},
     "sweep_loop": ("sweep_loop", sweep_tables.ratios), "sweep_loop_llama": ("sweep_loop_llama", sweep_tables.ratios),
     "sweep_loop_4b": ("sweep_loop_4b", sweep_tables.ratios), "sweep_loop_4b_long": ("sweep_loop_4b_long", sweep_tables.ratios),
     "supported": ("coverage", coverage_tables.supported), "coverage_counts": ("coverage", coverage_tables.counts),
