@@ -65,7 +65,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     graphs, why, agreed = _compared(graphs, loaded, ctx)
     if why:
         graphs = _without_graphs(graphs, why, ctx)
-    elif graphs.graphs and (why := dependence(loaded)):
+    elif graphs.graphs and (why := dependence(loaded, known)):
         graphs = evolve(graphs, graphs=(), frequencies=(), eager_reason=f"{info.name} runs on the framework: {why}")
     elif key is not None:
         with uncollected():

@@ -117,6 +117,7 @@ class Calls:
     def __init__(self, digests: Walk) -> None:
         self._digests = digests
         self.seen: dict[tuple[int, frozenset[str]], str] = {}
+        self.met: dict[tuple[int, frozenset[str]], tuple[ModuleType, frozenset[str]]] = {}  # the same, with the names that are meant
         self._passed: dict[int, str] = {}  # by module
 
     def function(self, function: FunctionType) -> str:
@@ -186,6 +187,7 @@ class Calls:
             chosen = wanted
         else:
             chosen = wanted if wanted and not wanted & _ANY_NAME else frozenset(n for n in vars(module) if not n.startswith("__"))
+        self.met[key] = module, chosen
         parts = [text for name in sorted(chosen & vars(module).keys()) for text in (name, self._member(module, name, wanted, library))]
         parts += [] if library else [self._in_passing(module)]
         self.seen[key] = join("module", module.__name__ if library else "", *parts)

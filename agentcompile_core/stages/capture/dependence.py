@@ -23,9 +23,10 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from ...runtime.installed_packages import is_installed, is_standard_file
 from . import libraries
+from .code_state import changed_by_trials
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among
 from .evaluating import evaluating
-from .identity import identity
+from .identity import Identity, identity
 from .left_behind import ParametersKept, undisturbed
 from .object_digest import ITERATOR
 
@@ -58,12 +59,16 @@ def training_matters(loaded: LoadedModel) -> str:
     return "it is in training mode, in which it does something else; call its eval() first" if _apart(found, wanted) else ""
 
 
-def dependence(loaded: LoadedModel) -> str:
-    """One clause on what else the results of a plain module depend on; empty where nothing was found. The module is left as it was."""
+def dependence(loaded: LoadedModel, known: Identity) -> str:
+    """One clause on what else the results of a plain module depend on; empty where nothing was found. The module is left as it was.
+
+    ``known`` is what it was before it was tried in any way.
+    """
     if not hasattr(loaded, "example_inputs") or not has_data(loaded):
         return ""
     with torch.no_grad(), evaluating(loaded.module):
-        return _seen(loaded) or _remembers(loaded)
+        found = _seen(loaded) or _remembers(loaded)
+    return found or changed_by_trials(loaded, known)
 
 
 def _seen(loaded: LoadedModel) -> str:

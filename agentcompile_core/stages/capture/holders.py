@@ -6,8 +6,8 @@ another thread may be at work on, nothing but the attributes themselves is. What
 
 import array
 import sys
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -24,13 +24,14 @@ from ...runtime.module_changes import version_of
 MOST = 20_000  # lists, mappings, sets and objects of one model
 MOST_BYTES, LARGEST_BYTES = 64 << 20, 1 << 20  # of tensors and arrays in them whose numbers are kept: of all, and of one
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
-_CONTAINERS = frozenset({list, deque, set, dict, OrderedDict, defaultdict})
-_MAPPINGS = (dict, OrderedDict, defaultdict)
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS = frozenset({list, deque, set, *_MAPPINGS})
+_AROUND = (UserDict, UserList, ChainMap)  # objects of the standard library around containers
 _CACHES = "transformers.cache_utils"  # objects of a library that forwards fill
 _SHARED = frozenset({"_thread", "threading", "queue", "multiprocessing", "concurrent", "asyncio", "socket", "subprocess", "_io", "io"})
 # What was put into a mapping meanwhile and stays there, such as an imported module in ``sys.modules``: nothing that a forward computes.
 _STAYING = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
-_ABSENT = object()
+ABSENT = object()
 
 
 class _Unknown(Exception):
@@ -50,8 +51,11 @@ class Holders:
     _left: int = MOST
     _left_bytes: int = MOST_BYTES
 
-    def look_at(self, values: Iterable[Any], known: Iterable[Any] = ()) -> None:
-        """Note what can be reached from ``values``, but for what is ``known``: parts, parameters and buffers, which others look after."""
+    def look_at(self, values: Iterable[Any], known: Iterable[Any] = ()) -> bool:
+        """Note what can be reached from ``values``, but for what is ``known``: parts, parameters and buffers, which others look after.
+
+        Whether all of it could be noted; else nothing is.
+        """
         self._seen |= {id(one): one for one in known}
         left = deque(value for value in values if type(value) not in _SCALARS)
         try:
@@ -63,6 +67,8 @@ class Holders:
         except Exception:  # _Unknown, or whatever somebody's class raises where it is looked at
             for noted in (self._containers, self._objects, self._slots, self._tensors, self._arrays):
                 noted.clear()
+            return False
+        return True
 
     def put_back(self) -> None:
         """Containers and objects hold what they held, and tensors and arrays the same numbers."""
@@ -73,7 +79,7 @@ class Holders:
         for slot, value, one in self._slots:
             if _read(slot, value) is not one:
                 with suppress(AttributeError):  # a frozen object, of which somebody wrote past that
-                    slot.__delete__(value) if one is _ABSENT else slot.__set__(value, one)
+                    slot.__delete__(value) if one is ABSENT else slot.__set__(value, one)
         with torch.no_grad():
             for tensor, numbers, version in self._tensors:
                 if version_of(tensor) != version and tensor.shape == numbers.shape:
@@ -105,7 +111,8 @@ class Holders:
             return []
         if isinstance(value, (list, dict, set, deque, bytearray, array.array)) or kind.__module__.partition(".")[0] in _SHARED:
             raise _Unknown
-        if isinstance(value, nn.Module) or is_plain_namespace(value) or is_own_object(value) or kind.__module__ == _CACHES:
+        if (isinstance(value, nn.Module) or is_plain_namespace(value) or kind in _AROUND or is_own_object(value)
+                or kind.__module__ == _CACHES):
             return self._noted_object(value)
         return []
 
@@ -155,14 +162,19 @@ def _refill(value: Any, held: Any) -> None:
             value.extend(held)
 
 
+def stays_away(now: Mapping[Any, Any], key: Any, then: Any) -> bool:
+    """Whether a key that a mapping did not have (``then`` is ``ABSENT``) is to be taken from it again."""
+    return then is ABSENT and key in now and not isinstance(now[key], _STAYING)
+
+
 def _give_back(now: dict[Any, Any], then: dict[Any, Any]) -> None:
     """Key by key, so that nobody finds a mapping empty meanwhile; in the order in which they were."""
-    for key in [key for key, one in now.items() if key not in then and not isinstance(one, _STAYING)]:
+    for key in [key for key in now if stays_away(now, key, then.get(key, ABSENT))]:
         del now[key]
     kept = [key for key in now if key in then]
     in_order = kept == [key for key in then if key in now]
     for key, one in then.items():
-        if not in_order or now.get(key, _ABSENT) is not one:
+        if not in_order or now.get(key, ABSENT) is not one:
             if not in_order:
                 now.pop(key, None)
             now[key] = one
@@ -172,4 +184,4 @@ def _read(slot: MemberDescriptorType, value: Any) -> Any:
     try:
         return slot.__get__(value)
     except AttributeError:  # nothing was put into it
-        return _ABSENT
+        return ABSENT

@@ -51,13 +51,20 @@ class Identity:
 def identity(loaded: LoadedModel) -> Identity:
     """Digest everything that the graphs of ``loaded`` depend on. Computes nothing and changes nothing; well under a second."""
     root = loaded.module
-    registered = {id(part) for part in root.modules()}
-    digests = Digests(lambda walk, module: _module(walk, module, id(module) in registered), _registered(root))
+    digests = digested(root)
     inputs = [_input(digests, (getattr(loaded, "example_inputs", ()), getattr(loaded, "example_keywords", {})))]
     parts = [digests.of(root), *_tensors(root), "inputs", *inputs, "hooks", *_global_hooks(digests), "changes", digests.changes()]
     model = join(*parts)
     capture = join(model, *_steering(root), _file(loaded))
     return Identity(model=model, capture=capture, unstable="; ".join(digests.unstable[:3]))
+
+
+def digested(root: nn.Module) -> Digests:
+    """A walk that looked at ``root`` and all that it and its code refer to."""
+    registered = {id(part) for part in root.modules()}
+    digests = Digests(lambda walk, module: _module(walk, module, id(module) in registered), _registered(root))
+    digests.of(root)
+    return digests
 
 
 def _registered(root: nn.Module) -> dict[int, str]:

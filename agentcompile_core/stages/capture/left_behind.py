@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...runtime.device import forked_rng
 from ...runtime.unregistered import is_of_all
+from .code_state import state_of_code
 from .holders import Holders
 from .storages import storage_of
 from .unsupported import Unsupported
@@ -42,16 +43,18 @@ def as_it_was(model: nn.Module) -> Iterator[list[str]]:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Random generators, buffers, attributes and parts are afterwards what they were, and what attributes lead to (``Holders``).
+    """Random generators, buffers, attributes and parts are afterwards what they were, and what attributes and code lead to (``Holders``).
 
     Attributes are the same objects again, and tensors among them hold what they held. Python's and numpy's generators count, too.
     """
     before, holders = _structure(module), Holders()
+    known = (*module.modules(), *module.parameters(), *module.buffers())
     held = {id(value): (value, _content(value))
             for _, attributes, buffers, _ in before.values() for value in (*attributes.values(), *buffers.values())}
     holders.look_at((value for _, attributes, _, _ in before.values() for name, value in attributes.items()
                      if not is_of_all(name) and not isinstance(value, Tensor)),
-                    known=(*module.modules(), *module.parameters(), *module.buffers()))
+                    known=known)
+    code = state_of_code(module, known)
     drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
     with forked_rng({t.device for t in module.parameters()}):
         try:
@@ -63,6 +66,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             for value, content in held.values():
                 _refill(value, content)
             holders.put_back()
+            code.put_back()
 
 
 _Structure = dict[str, tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]]

@@ -86,6 +86,14 @@ class Digests:
         self._memo[key] = (value, found)  # held, so that its address is not used again
         return found
 
+    def met(self) -> Iterator[Any]:
+        """Whatever it looked at, but for plain values and modules."""
+        return (value for value, _ in self._memo.values())
+
+    def modules_met(self) -> Iterator[tuple[ModuleType, frozenset[str]]]:
+        """The Python modules that code names, and which of their names it means."""
+        return iter(self._calls.met.values())
+
     def give_up(self, why: str) -> str:
         """Record that something has no stable form."""
         if why not in self.unstable:

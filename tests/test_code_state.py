@@ -1,0 +1,245 @@
+"""What a forward keeps where no attribute leads to: in closures, globals, classes, functions, caches and mappings of one's own."""
+
+import collections
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agentcompile_core import api
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.stages.capture.left_behind import undisturbed
+from agentcompile_core.store import Store
+
+CATALOG = load_catalog(only=())
+X, Y = torch.linspace(-2.0, 2.0, 12).reshape(3, 4), torch.linspace(3.0, 9.0, 12).reshape(3, 4)
+Make = Callable[[torch.Tensor], torch.Tensor]
+NUMBER: torch.Tensor | None = None
+TABLE: dict[str, torch.Tensor] = {}
+LAST: list[torch.Tensor] = []
+STATE = types.ModuleType("state_of_a_test")
+
+
+class Module(nn.Module):
+    """Subtracts what ``kept`` gives for its argument."""
+
+    def __init__(self, kept: Make) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.kept(x)
+
+
+def in_a_closure(make: Make) -> Make:
+    memo: list[torch.Tensor] = []
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not memo:
+            memo.append(make(x))
+        return memo[0]
+
+    return kept
+
+
+def in_a_name_of_a_closure(make: Make) -> Make:
+    memo: torch.Tensor | None = None
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        nonlocal memo
+        if memo is None:
+            memo = make(x)
+        return memo
+
+    return kept
+
+
+def in_an_empty_cell(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        nonlocal memo
+        try:
+            return memo
+        except NameError:
+            memo = make(x)
+            return memo
+
+    if not CATALOG:
+        memo = torch.zeros(())
+    return kept
+
+
+def in_a_global(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        global NUMBER
+        if NUMBER is None:
+            NUMBER = make(x)
+        return NUMBER
+
+    return kept
+
+
+def in_a_global_mapping(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if "memo" not in TABLE:
+            TABLE["memo"] = make(x)
+        return TABLE["memo"]
+
+    return kept
+
+
+def in_another_python_module(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(STATE, "memo"):
+            STATE.memo = make(x)  # type: ignore[attr-defined]
+        found: torch.Tensor = STATE.memo
+        return found
+
+    return kept
+
+
+def in_a_class(make: Make) -> Make:
+    class Shared:
+        memo: torch.Tensor | None = None
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            if Shared.memo is None:
+                Shared.memo = make(x)
+            return Shared.memo
+
+    return Shared()
+
+
+def as_a_new_name_of_a_class(make: Make) -> Make:
+    class Shared:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            if "memo" not in vars(Shared):
+                Shared.memo = make(x)  # type: ignore[attr-defined]
+            found: torch.Tensor = Shared.memo  # type: ignore[attr-defined]
+            return found
+
+    return Shared()
+
+
+def in_a_default(make: Make) -> Make:
+    def kept(x: torch.Tensor, memo: list[torch.Tensor] = []) -> torch.Tensor:  # noqa: B006 - this is what is tested
+        if not memo:
+            memo.append(make(x))
+        return memo[0]
+
+    return kept
+
+
+def in_a_function(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(kept, "memo"):
+            kept.memo = make(x)  # type: ignore[attr-defined]
+        found: torch.Tensor = kept.memo  # type: ignore[attr-defined]
+        return found
+
+    return kept
+
+
+def in_a_cache(make: Make) -> Make:
+    @functools.lru_cache
+    def first() -> torch.Tensor:
+        return make(LAST[0])
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        LAST[:] = [x.detach().clone()]
+        return first()
+
+    return kept
+
+
+def in_a_mapping(mapping: Any) -> Callable[[Make], Make]:
+    def of(make: Make) -> Make:
+        def kept(x: torch.Tensor) -> torch.Tensor:
+            if Module not in mapping:
+                mapping[Module] = make(x)
+            found: torch.Tensor = mapping[Module]
+            return found
+
+        return kept
+
+    return of
+
+
+class Noted(dict):  # type: ignore[type-arg]
+    """A mapping with a method of its own."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+
+
+PLACES: dict[str, Any] = {made.__name__: made for made in (
+    in_a_closure, in_a_name_of_a_closure, in_an_empty_cell, in_a_global, in_a_global_mapping, in_another_python_module, in_a_class,
+    as_a_new_name_of_a_class, in_a_default, in_a_function, in_a_cache)}
+PLACES |= {kind.__name__: lambda make, kind=kind: in_a_mapping(kind())(make)
+           for kind in (dict, collections.UserDict, collections.ChainMap, collections.Counter, collections.OrderedDict)}
+CLOSED: dict[str, Callable[[], Any]] = {"a mapping of one's own": Noted, "a mapping of weak keys": weakref.WeakKeyDictionary}
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    global NUMBER
+    NUMBER = None
+    TABLE.clear()
+    LAST.clear()
+    sys.modules[STATE.__name__] = STATE
+    vars(STATE).pop("memo", None)
+
+
+def compiled(module: nn.Module) -> Any:
+    return api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X,))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_remembers_its_first_call_runs_itself_and_has_not_been_called_yet(place: str) -> None:
+    made = compiled(Module(PLACES[place](torch.Tensor.mean)))
+    assert "runs on the framework" in made.graphs.eager_reason
+    assert torch.equal(made(Y), Y - Y.mean())
+    assert torch.equal(made(X), X - Y.mean())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_every_call_makes_alike_is_compiled_and_made_anew(place: str) -> None:
+    made = compiled(Module(PLACES[place](lambda x: torch.full((), float(x.shape[-1])))))
+    assert not made.graphs.eager_reason, made.notes
+    assert torch.equal(made(Y), Y - 4) and NUMBER is None and not TABLE and not hasattr(STATE, "memo")
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_what_cannot_be_emptied_again_runs_itself(kind: str) -> None:
+    made = compiled(Module(in_a_mapping(CLOSED[kind]())(torch.Tensor.mean)))
+    assert "build the module anew" in made.graphs.eager_reason
+
+
+def test_names_that_are_found_imported_classes_and_functions_stay() -> None:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        STATE.found, STATE.made = sys, Noted  # type: ignore[attr-defined]
+        return x
+
+    with undisturbed(Module(kept)):
+        kept(X)
+    assert STATE.found is sys and STATE.made is Noted
+    del STATE.found, STATE.made
+
+
+def test_beside_what_cannot_be_given_back_no_code_loses_anything() -> None:
+    """As of attributes: all of it or nothing."""
+    noted, memo = Noted(), []
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        noted[len(noted)] = x
+        memo.append(x)
+        return x
+
+    with undisturbed(Module(kept)):
+        kept(X)
+    assert len(noted) == len(memo) == 1
