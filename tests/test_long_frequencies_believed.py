@@ -98,7 +98,8 @@ def test_layers_of_two_kinds(other: dict[str, Any]) -> None:
     given = {"full_attention": LONG, "sliding_attention": other}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        config = transformers.CONFIG_MAPPING["gemma3_text"](**SIZES | {"head_dim": 16}, layer_types=[*reversed(given)], rope_parameters=given)
+        config = transformers.CONFIG_MAPPING["gemma3_text"](**SIZES | {"head_dim": 16, "num_hidden_layers": len(given)},
+                                                            layer_types=[*reversed(given)], rope_parameters=given)
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
     mine = compiled(model)
     try:
