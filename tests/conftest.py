@@ -192,7 +192,12 @@ def tiny_bundle(tiny_compiled) -> Path:
 
 @pytest.fixture(scope="module")
 def emulated_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The tiny model in fp32 through its emulated kernels, for one module; for all modules of a run the kernels are judged once."""
+    """Three layers of the tiny model in fp32 through emulated kernels, for one module; for all modules of a run they are judged once.
+
+    A layer, the one behind it and a last one, and a quarter of the tokens: more of them only take time whenever a step is emulated.
+    """
+    import torch
+    import transformers
     from filelock import FileLock
 
     import agentcompile_core as ac
@@ -201,7 +206,9 @@ def emulated_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     root = of_all_processes(tmp_path_factory)
     config = Config(device="cpu", backend="emulation", budget_s=60.0, budget_plans=24, rounds=1, origins=("generated",))
+    short = transformers.AutoModelForCausalLM.from_pretrained(TINY, num_hidden_layers=3, dtype=torch.float32)
+    short.resize_token_embeddings(short.config.vocab_size // 4)
     with FileLock(root / "emulated.lock"):
-        model = ac.compile(str(TINY), dtype="float32", max_context=64, config=config, store=Store(root / "emulated"), run_on="emulation")
+        model = ac.compile(short, max_context=64, config=config, store=Store(root / "emulated"), run_on="emulation")
     yield model
     model.context.close()

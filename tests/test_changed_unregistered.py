@@ -13,12 +13,14 @@ from transformers.models.llama import modeling_llama
 
 import agentcompile_core as ac
 from agentcompile_core.errors import UsageError
+from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.runtime.held import held_by
 from agentcompile_core.runtime.module_changes import AsBound
 from agentcompile_core.runtime.unregistered import MOST_PARTS
 from agentcompile_core.store import Store
 
-STORE = Store(None)
+# What a module holds is watched whoever computes: without plugins no kernels are lowered for graphs that the framework runs.
+FRAMEWORK: dict[str, Any] = {"device": "cpu", "store": Store(None), "catalog": load_catalog(only=())}
 
 
 class Scaled(nn.Module):
@@ -54,7 +56,7 @@ def compiled() -> tuple[Any, Any]:
     net = Net().eval()
     for part in (net, *net.acts, net.named["last"], net.hidden):  # type: ignore[misc]
         part.eval().requires_grad_(False)
-    return net, ac.compile(net, example_inputs=(torch.randn(3, 4),), device="cpu", store=STORE)
+    return net, ac.compile(net, example_inputs=(torch.randn(3, 4),), **FRAMEWORK)
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
@@ -182,7 +184,7 @@ class Keeps(nn.Module):
 
 def kept() -> tuple[Any, Any]:
     net = Keeps().eval().requires_grad_(False)
-    return net, ac.compile(net, example_inputs=(torch.randn(3, 4),), device="cpu", store=STORE)
+    return net, ac.compile(net, example_inputs=(torch.randn(3, 4),), **FRAMEWORK)
 
 
 @pytest.mark.parametrize(("path", "change"), [

@@ -7,6 +7,7 @@ import pytest
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny_model"
 PROMPT = "When an exception"
+pytestmark = pytest.mark.usefixtures("shared_captures")  # commands say the same of a graph whoever traced it
 
 
 @pytest.mark.slow
@@ -28,19 +29,19 @@ def test_compile_prints_one_document_and_writes_the_bundle(tiny_compiled) -> Non
 
 
 def test_compile_text_says_what_was_found_and_what_a_gpu_would_add(cli, tmp_path: Path) -> None:
-    code, out, err = cli("compile", TINY, "--device", "cpu", "--dtype", "float32", "--context", 128, "--budget-plans", 1, "--rounds", 1,
+    code, out, err = cli("compile", TINY, "--device", "cpu", "--dtype", "float32", "--context", 64, "--budget-plans", 1, "--rounds", 1,
                          "--budget-s", 0.01, "--no-cache", "--out", tmp_path / "b")
     assert code == 0, err
     assert out.startswith("tiny_model (qwen3) for h200 (sm_90)\n")
     for word in ("IR nodes", "regions", "plans (covers)", "validated", "selected steps", "files / signatures", "region layer: "):
         assert word in out
     assert f"bundle: {tmp_path / 'b'}" in out
-    assert "workload: batch 1, context 128, float32" in err
+    assert "workload: batch 1, context 64, float32" in err
     assert "capture: " in err and "plan: " in err
 
 
 def test_compile_without_weights(cli) -> None:
-    code, out, err = cli("compile", TINY, "--meta", "--device", "cpu", "--context", 128, "--budget-plans", 1, "--rounds", 1,
+    code, out, err = cli("compile", TINY, "--meta", "--device", "cpu", "--context", 64, "--budget-plans", 1, "--rounds", 1,
                          "--budget-s", 0.01, "--no-cache", "--json")
     assert code == 0, err
     assert json.loads(out)["statistics"]["nodes"] > 100
@@ -49,7 +50,7 @@ def test_compile_without_weights(cli) -> None:
 def test_compile_logs_one_line_per_evaluated_candidate(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTCOMPILE_PLUGINS", "transformers_rules,cuda,elementwise,argmax,emulation,numerics")  # few are evaluated
     log = tmp_path / "log.jsonl"
-    code, _, err = cli("compile", TINY, "--device", "cpu", "--dtype", "float32", "--context", 128, "--budget-plans", 2, "--rounds", 1,
+    code, _, err = cli("compile", TINY, "--device", "cpu", "--dtype", "float32", "--context", 64, "--budget-plans", 2, "--rounds", 1,
                          "--budget-s", 20, "--no-cache", "--json", "--log", log)
     assert code == 0, err
     lines = [json.loads(line) for line in log.read_text().splitlines()]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -154,6 +155,7 @@ def test_what_takes_too_long_is_a_row(sweep: Any, tmp_path: Path, monkeypatch: p
                 continue
 
     monkeypatch.setattr(judge, "_module", endless)
+    monkeypatch.setattr(sweep.signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 5))  # whole ones are long
     asked = options(item_seconds=1)
     rows = sweep.run([("module", "relu")], sweep.bench_of(asked, tmp_path), asked)
     assert [(row["outcome"], row["why"]) for row in rows] == [("raised", "TooLong: its time is over")] * 2

@@ -8,6 +8,7 @@ import torch
 from agentcompile_cuda_kit.targets import preset
 from agentcompile_runtime_cuda.rows import RowKernels
 from agentcompile_runtime_cudagraph import CudaGraphRuntime
+from attrs import evolve
 from capture_models import GPT, SIZES, WINDOWED, tiny
 from test_live_prefill import prompt_of
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {"qwen3": {**SIZES, **WIDE}, "llama": {**SIZ
                                      "gpt2": {**GPT, "n_embd": 64}, "starcoder2": {**SIZES, **WIDE}}
 PAIRED = ("cohere2", "ernie4_5", "glm")  # their rotations turn neighbours, in float32 between casts but for GLM's, of half a head
 LAYERED = ("gpt2", "starcoder2")  # layer norms with biases; Cohere's have none
+# Few multiprocessors: blocks have several columns each, of both schedules and not all as many, and there are fewer blocks to emulate.
+TARGET = evolve(preset("h200"), sm_count=5)
 
 
 class Emulated(ReplayingBackend):
@@ -43,7 +46,7 @@ class Emulated(ReplayingBackend):
     def __init__(self) -> None:
         super().__init__()
         emulation = load_catalog(only=("emulation",)).find("agentcompile_backends", "emulation")
-        self.rows = RowKernels(emulation, lambda: preset("h200"), lambda: False)
+        self.rows = RowKernels(emulation, lambda: TARGET, lambda: False)
 
     def body(self, *ops: str) -> Callable[..., Any] | None:
         return self.rows.body(*ops)

@@ -1,5 +1,7 @@
 """A model that is not captured generates what HuggingFace generates, because HuggingFace's own loop runs."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,8 +21,8 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "minimax": {**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4},
     "mamba2": {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1,
                "chunk_size": 4, **TOKENS},
-    "recurrent_gemma": {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-                        "lru_width": 32, "attention_window_size": 16, **TOKENS},
+    "recurrent_gemma": {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+                        "block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": 16, **TOKENS},
     "rwkv": {"vocab_size": 128, "hidden_size": 32, "attention_hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
              "context_length": 64, **TOKENS},
     "bart": {"vocab_size": 128, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -52,11 +54,21 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def pairs() -> Callable[[str], tuple[torch.nn.Module, CompiledModel]]:
+    """By model type HuggingFace's model, and the same one compiled once for all tests."""
+    @cache
+    def made(name: str) -> tuple[torch.nn.Module, CompiledModel]:
+        model = tiny(name, CAUSAL[name])
+        return model, compiled(model)
+
+    return made
+
+
 @pytest.fixture(scope="module", params=CAUSAL)
-def pair(request: pytest.FixtureRequest):
+def pair(request: pytest.FixtureRequest, pairs):
     """(model type, HuggingFace's model, the same one compiled)."""
-    model = tiny(request.param, CAUSAL[request.param])
-    return request.param, model, compiled(model)
+    return request.param, *pairs(request.param)
 
 
 def test_greedy_tokens_equal_hugging_face(pair) -> None:
@@ -85,16 +97,16 @@ def test_the_end_and_a_penalty_are_honoured_as_by_hugging_face(pair) -> None:
         model.generation_config = before
 
 
-def test_the_context_holds_where_the_model_has_one() -> None:
-    limited, endless = compiled(tiny("ctrl", CAUSAL["ctrl"])), compiled(tiny("xlnet", CAUSAL["xlnet"]))
+def test_the_context_holds_where_the_model_has_one(pairs) -> None:
+    limited, endless = pairs("ctrl")[1], pairs("xlnet")[1]
     if limited.graphs.model.limit:
         with pytest.raises(UsageError, match="exceed the context of 64"):
             limited.generate(PROMPT, 60)
     assert endless.generate(PROMPT, 70, eos_token_id=None).shape == (1, 75)
 
 
-def test_a_busy_session_says_so() -> None:
-    mine = compiled(tiny("rwkv", CAUSAL["rwkv"]))
+def test_a_busy_session_says_so(pairs) -> None:
+    mine = pairs("rwkv")[1]
     with mine.session.exclusive(), pytest.raises(UsageError, match="busy with another request"):
         mine.generate(PROMPT, 2)
     assert mine.generate(PROMPT, 2).shape[1] <= 7
@@ -157,8 +169,8 @@ def test_blip_takes_its_image_first() -> None:
     assert torch.equal(mine.generate(prompt, 4, pixel_values=pixels), wanted)
 
 
-def test_what_hugging_face_raises_is_one_sentence() -> None:
-    mine = compiled(tiny("rwkv", CAUSAL["rwkv"]))
+def test_what_hugging_face_raises_is_one_sentence(pairs) -> None:
+    mine = pairs("rwkv")[1]
     for options in ({"no_such_option": 3}, {"do_sample": True, "temperature": -1.0}, {"num_beams": 2, "num_return_sequences": 3}):
         with pytest.raises(UsageError, match="refused this request") as caught:
             mine.generate(PROMPT, 2, **options)

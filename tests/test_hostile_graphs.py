@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agentcompile_core import api
 from agentcompile_core.errors import UsageError
+from agentcompile_core.ir.graph import GraphSet
 from agentcompile_core.ir.graph_difference import unlike_graphs
 from agentcompile_core.runtime import bundle_reader
 from agentcompile_core.store import Store
@@ -38,6 +39,19 @@ def folder(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def honest(tiny_bundle: Path) -> Document:
     return json.loads((tiny_bundle / "graphs.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def served_honestly(folder: Path, honest: Document, store: Store) -> GraphSet:
+    """What is served where nobody changed anything."""
+    graphs: GraphSet = load(tampered(folder, honest), store).graphs
+    return graphs
+
+
+def copied(graphs: Document) -> Document:
+    """In a fifth of the time that ``copy.deepcopy`` takes."""
+    made: Document = json.loads(json.dumps(graphs))
+    return made
 
 
 def tampered(folder: Path, graphs: Document) -> Path:
@@ -87,7 +101,7 @@ CHANGES: dict[str, Callable[[Document], object]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_graphs_that_are_not_the_models_are_refused(folder: Path, honest: Document, store: Store, what: str) -> None:
     """However seldom it shows: nothing that runs on a few tokens could tell."""
-    graphs = copy.deepcopy(honest)
+    graphs = copied(honest)
     CHANGES[what](graphs)
     bundle = tampered(folder, graphs)
     if what == "ids are not checked":  # facts of the model are the model's, whatever a bundle says
@@ -103,7 +117,7 @@ def test_graphs_that_are_not_the_models_are_refused(folder: Path, honest: Docume
 @pytest.mark.parametrize("source", ["model.layers.1.self_attn.q_proj.weight", "model.layers.0.self_attn.k_norm.weight"])
 def test_what_is_read_under_the_name_of_something_else_is_refused(folder: Path, honest: Document, store: Store, source: str) -> None:
     """Also by who trusts its graphs: the comparison reads by names and programs by sources, which must be the same thing."""
-    graphs = copy.deepcopy(honest)
+    graphs = copied(honest)
     for value in (v for g in graphs["graphs"] for v in g["values"] if v["name"] == "model.layers.0.self_attn.q_proj.weight"):
         value["source"] = source
     for trusting in (False, True):
@@ -115,7 +129,7 @@ def test_what_is_read_under_the_name_of_something_else_is_refused(folder: Path, 
                                     {"layers": 1}])
 def test_what_is_said_of_the_cache_is_what_graphs_read(folder: Path, honest: Document, store: Store, change: Document) -> None:
     """In a moment, and before anything is allocated."""
-    graphs = copy.deepcopy(honest)
+    graphs = copied(honest)
     graphs["kv"].update(change)
     for trusting in (False, True):
         with pytest.raises(UsageError, match="as the graphs say themselves"):
@@ -123,7 +137,7 @@ def test_what_is_said_of_the_cache_is_what_graphs_read(folder: Path, honest: Doc
 
 
 def test_who_trusts_graphs_has_them_compared_on_a_few_tokens(folder: Path, honest: Document, store: Store) -> None:
-    rare, plain = copy.deepcopy(honest), copy.deepcopy(honest)
+    rare, plain = copied(honest), copied(honest)
     windowed(rare, 12)
     inserted(plain, "aten.silu.default", "aten.mul.Scalar", 2.0)
     assert load(tampered(folder, rare), store, trust_graphs=True).graphs.graphs
@@ -140,9 +154,10 @@ def places(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_number_or_name_changed_is_refused_or_changes_nothing(folder: Path, honest: Document, store: Store, data: Any) -> None:
+def test_any_number_or_name_changed_is_refused_or_changes_nothing(folder: Path, honest: Document, store: Store, served_honestly: GraphSet,
+                                                                  data: Any) -> None:
     """Of those that can be read: what is served are the graphs of the model."""
-    graphs = copy.deepcopy(honest)
+    graphs = copied(honest)
     among = places(graphs["graphs"]) + 40 * places({"kv": graphs["kv"], "workload": graphs["workload"]})
     container, key = data.draw(st.sampled_from(among), label="place")
     before = container[key]
@@ -155,4 +170,4 @@ def test_any_number_or_name_changed_is_refused_or_changes_nothing(folder: Path, 
     except UsageError as exc:
         assert "\n" not in str(exc)
     else:
-        assert unlike_graphs(read.graphs, served.graphs) == "" == unlike_graphs(load(tampered(folder, honest), store).graphs, served.graphs)
+        assert unlike_graphs(read.graphs, served.graphs) == "" == unlike_graphs(served_honestly, served.graphs)

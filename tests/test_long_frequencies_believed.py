@@ -17,8 +17,16 @@ from agentcompile_core.ir.frequencies import Frequencies
 from agentcompile_core.store import Store
 
 
+@pytest.fixture(scope="module")
+def captures() -> Store:
+    """What the model of all bundles is when it is asked, which the first of them does."""
+    return Store(None)
+
+
 @pytest.mark.parametrize("change", ["limit", "rereads", "far", "near", "none"])
-def test_a_bundle_that_says_otherwise_than_the_model_is_refused(phi: tuple[Any, Any], tmp_path: Any, change: str) -> None:  # noqa: F811
+def test_a_bundle_that_says_otherwise_than_the_model_is_refused(
+    phi: tuple[Any, Any], captures: Store, tmp_path: Any, change: str  # noqa: F811
+) -> None:
     """No few tokens show what lies beyond the limit, so the module is asked again."""
     folder = phi[1].save(tmp_path / "bundle")
     (path,) = folder.rglob("graphs.json")
@@ -34,7 +42,7 @@ def test_a_bundle_that_says_otherwise_than_the_model_is_refused(phi: tuple[Any, 
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace(before, hashlib.sha256(text.encode()).hexdigest()))
     with pytest.raises(UsageError, match=r"compute something else|are not what is captured"):
-        ac.load(folder, tiny("phi3"), run_on="framework", store=Store(None))
+        ac.load(folder, tiny("phi3"), run_on="framework", store=captures)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -98,7 +106,8 @@ def test_layers_of_two_kinds(other: dict[str, Any]) -> None:
     given = {"full_attention": LONG, "sliding_attention": other}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        config = transformers.CONFIG_MAPPING["gemma3_text"](**SIZES | {"head_dim": 16, "num_hidden_layers": 6}, rope_parameters=given)
+        config = transformers.CONFIG_MAPPING["gemma3_text"](**SIZES | {"head_dim": 16, "num_hidden_layers": len(given)},
+                                                            layer_types=[*reversed(given)], rope_parameters=given)
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
     mine = compiled(model)
     try:

@@ -261,7 +261,7 @@ def test_rows_of_a_batch_have_no_offset(compiled: Any) -> None:
 def test_a_folder_of_a_model_with_images_is_opened(composite: Any, tmp_path: Path) -> None:
     original = composite.tiny("mistral3")
     original.save_pretrained(tmp_path / "model")
-    mine = ac.compile(str(tmp_path / "model"), max_context=64, **QUICK)
+    mine = ac.compile(str(tmp_path / "model"), max_context=96, **QUICK)
     asked = {**composite.image_prompt(original), "max_new_tokens": 5, "eos_token_id": None}
     found, said = generated(mine, 0, **asked)
     assert torch.equal(found, generated(original, 0, **asked)[0]) and BY_STEPS in said

@@ -63,10 +63,10 @@ def planned(plans: Any, model_type: str, layers: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model_type", LAUNCHES)
 def test_a_layer_takes_no_more_launches_than_its_kernels_need(model_type: str, plans: Any) -> None:
-    few, more = (planned(plans, model_type, layers) for layers in (2, 4))
+    few, more = (planned(plans, model_type, layers) for layers in (1, 3))
     assert not more["framework_operators"]
     assert sum(more["kernels"].values()) - sum(few["kernels"].values()) <= 2 * LAUNCHES[model_type]
-    assert sum(more["kernels"].values()) <= 4 * LAUNCHES[model_type] + 6  # of the token, the embedding, the head
+    assert sum(more["kernels"].values()) <= 3 * LAUNCHES[model_type] + 6  # of the token, the embedding, the head
 
 
 class Around(nn.Module):

@@ -33,6 +33,7 @@ from agentcompile_core.testing.doubles import FakeBackend, fake_source
 TINY = Path(__file__).parent.parent / "examples" / "tiny_model"
 pytestmark = pytest.mark.usefixtures("shared_captures")
 FEW = ("transformers_rules", "cuda", "elementwise", "argmax", "emulation", "numerics")  # every stage has work, and none much
+CONTEXT = 64  # of few chunks of prompts, since each is traced and compared, whatever is announced of them
 
 
 def test_stages_and_candidates_are_announced_with_their_counts() -> None:
@@ -51,7 +52,7 @@ def test_stages_and_candidates_are_announced_with_their_counts() -> None:
     listener = SimpleNamespace(agentcompile_stage_finished=agentcompile_stage_finished,
                                agentcompile_candidate_finished=agentcompile_candidate_finished)
     catalog = load_catalog(only=FEW, extra=[("listener", listener)])
-    compiled = ac.compile(str(TINY), dtype="float32", device="cpu", run_on="nothing", catalog=catalog,
+    compiled = ac.compile(str(TINY), dtype="float32", device="cpu", run_on="nothing", catalog=catalog, max_context=CONTEXT,
                           store=Store(None), config=Config(budget_plans=2, budget_s=40.0, rounds=1))
     seen = dict(stages)
     assert list(seen) == ["analyze", "plan", "advise", "lower", "validate", "select", "build"]
@@ -109,7 +110,7 @@ class Told:
     def compiled(self, **options: Any) -> Any:
         with cheap.lenient():
             given = {"dtype": "float16", "device": "cpu", "run_on": "framework", "config": Config(origins=(), validators=("numerics",)),
-                     "store": Store(None), **options}
+                     "store": Store(None), "max_context": CONTEXT, **options}
             return ac.compile(str(TINY), report=self.seen.append, catalog=load_catalog(only=FEW), **given)
 
 

@@ -88,7 +88,8 @@ def test_exactly_the_tokens_that_are_left_can_be_drawn(drawing: Drawing, logits:
         return
     there, count = logits.to(place(drawing)), len(logits)
     likely = scores.softmax(0)
-    for token in (*torch.randint(count, (6,), generator=torch.Generator().manual_seed(seed)).tolist(), int(scores.argmax())):
+    tokens = (*torch.randint(count, (6,), generator=torch.Generator().manual_seed(seed)).tolist(), int(scores.argmax()))
+    for token in dict.fromkeys(tokens):  # of few tokens some are drawn several times, and a draw of one and the same call is the same
         if 0 < float(likely[token]) < 1e-25:
             continue  # too unlikely for any clock
         clocks = torch.ones(count)
@@ -200,11 +201,12 @@ def test_want_of_memory_is_no_verdict(drawing: Drawing, monkeypatch: pytest.Monk
     assert mine(logits, Odds(), torch.ones(64, device=logits.device)) is not None
 
 
-@pytest.mark.parametrize("top_k", [64, 65, 1 << 31, (1 << 32) + 1, 1 << 70])
+@pytest.mark.parametrize("top_k", [9, 10, 1 << 31, (1 << 32) + 1, 1 << 70])
 def test_more_than_there_are_is_all(drawing: Drawing, top_k: int) -> None:
-    logits = torch.randn(64, generator=torch.Generator().manual_seed(2)).half().to(place(drawing))
-    for token in range(64):
-        clocks = torch.ones(64, device=logits.device)
+    """One more than a thread takes at a time; each token is a draw, and the first of them compares."""
+    logits = torch.randn(9, generator=torch.Generator().manual_seed(2)).half().to(place(drawing))
+    for token in range(9):
+        clocks = torch.ones(9, device=logits.device)
         clocks[token] = 1e-30
         assert int(drawing(logits, Odds(top_k=top_k), clocks)[0]) == token
 

@@ -74,8 +74,10 @@ def error(kernel: StepSource, one: Rows, height: Height, transposed: bool, optio
     memory = {"x": x.view(-1), "weight": weight.view(-1), "bias": given_bias, "chosen": chosen.view(-1), "deal": dealt, "out": out.view(-1)}
     run_called(kernel, deal, 1, memory, options)
     run_called(kernel, products, min(one.blocks, call.blocks), memory, options)
-    matrices = (weight.mT if transposed else weight).double()
-    wanted = torch.einsum("tsk,tsnk->tsn", x.double().expand(*chosen.shape, -1), matrices[chosen])
+    matrices, each = (weight.mT if transposed else weight).double(), x.double().expand(*chosen.shape, -1)
+    wanted = torch.empty(*chosen.shape, one.columns, dtype=torch.float64)
+    for expert in chosen.unique():
+        wanted[chosen == expert] = each[chosen == expert] @ matrices[expert].mT
     wanted = wanted if bias is None else wanted + bias.double()[chosen]
     apart = (out.double() - wanted).abs() / (torch.finfo(half).eps * wanted.abs() + 1e-4)
     return float(apart.nan_to_num(math.inf).max())
