@@ -51,6 +51,11 @@ def package_of(path: str) -> str:
     return name if name and not is_elsewhere else _package_in(os.path.realpath(path))[0]
 
 
+def root_of(name: Any) -> str:
+    """The package that the name of a module begins with. A class of C may say no name."""
+    return name.partition(".")[0] if isinstance(name, str) else "builtins"
+
+
 def home_of(name: Any) -> tuple[str, str]:
     """The package that the name of a module begins with, and the module's file; empty: it has none, or is not imported.
 
@@ -61,7 +66,7 @@ def home_of(name: Any) -> tuple[str, str]:
     path = None
     with suppress(Exception):  # whatever a module raises that makes its names as they are asked for
         path = None if name == "__main__" else getattr(sys.modules.get(name), "__file__", None)
-    return name.partition(".")[0], path if isinstance(path, str) else ""
+    return root_of(name), path if isinstance(path, str) else ""
 
 
 def is_own_module(name: Any) -> bool:
@@ -81,7 +86,8 @@ def is_own_module(name: Any) -> bool:
 def is_own_class(kind: type) -> bool:
     """Whether no installed package, and not this one, defines a class: one that is made at run time is nobody else's, but for those that a
     library's own code makes as it goes (torch.fx, of each of its modules)."""
-    return home_of(kind.__module__)[0] not in LIBRARIES and (is_own_module(kind.__module__) or not is_found(kind))
+    said: Any = kind.__module__
+    return root_of(said) not in LIBRARIES and (is_own_module(said) or not is_found(kind))
 
 
 def is_found(kind: type) -> bool:

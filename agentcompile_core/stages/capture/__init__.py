@@ -39,7 +39,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
 def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None, versions: tuple[str, ...] | None,
            worker: bool) -> GraphSet:
     from .dependence import dependence, training_matters
-    from .describe import describe, of_graphs
+    from .describe import describe, known_to_be, of_graphs
     from .identity import identity
     from .stored_graphs import stored as as_stored
 
@@ -57,7 +57,8 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
         return stored
     if worker:
         ctx.prepare_worker()
-    graphs = of_graphs(_captured(loaded, workload, ctx, frontend), info)
+    with known_to_be(loaded, known):
+        graphs = of_graphs(_captured(loaded, workload, ctx, frontend), info)
     why = _unreadable(graphs)
     if why:
         return evolve(graphs, graphs=(), frequencies=(), kv=None, eager_reason=f"{info.name} runs on the framework: {why}",

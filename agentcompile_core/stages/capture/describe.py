@@ -1,5 +1,9 @@
 """What identifies a model, and the workload it gets when none is asked for."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,15 +17,17 @@ from ...plugin.interfaces import LoadedModel
 from .identity import Identity, config_text, identity
 
 DEFAULT_CONTEXT = 8192
+_KNOWN: ContextVar[Mapping[int, Identity]] = ContextVar("identities by module", default=MappingProxyType({}))
 _LOOKUP, _IDS = "aten.embedding.default", "session.ids"
 
 
 def describe(loaded: LoadedModel, known: Identity | None = None) -> ModelInfo:
     """What identifies ``loaded``: its identity, equal for the same model with, without and with random weights, on any device.
 
-    ``known`` is its ``identity`` where the caller has it already.
+    ``known`` is its ``identity`` where the caller has it already; within ``known_to_be`` it is known, too.
     """
     model = loaded.module
+    known = known or _KNOWN.get().get(id(model))
     config: Any = getattr(model, "config", None)
     inner = text_config(model)
     return ModelInfo(
@@ -33,6 +39,16 @@ def describe(loaded: LoadedModel, known: Identity | None = None) -> ModelInfo:
         vocab_size=int(getattr(inner, "vocab_size", 0) or 0),
         limit=limit_of(inner),
     )
+
+
+@contextmanager
+def known_to_be(loaded: LoadedModel, known: Identity) -> Iterator[None]:
+    """A block in which ``describe`` is given ``loaded`` as it was when its identity was found."""
+    token = _KNOWN.set({id(loaded.module): known})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
 
 
 def of_graphs(graphs: GraphSet, info: ModelInfo) -> GraphSet:

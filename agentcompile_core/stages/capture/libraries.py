@@ -92,6 +92,11 @@ def is_library_function(function: FunctionType) -> bool:
 
 def is_foreign(value: Any) -> bool:
     """Whether a library holds something that nobody installed: a function, class or object of the user's, or one of its own around that."""
+    kind = type(value)
+    if kind is BuiltinFunctionType:  # of a class of C, and around nothing
+        return False
+    if kind is FunctionType and not value.__closure__:
+        return _is_foreign(value)
     return any(map(_is_foreign, _layers_of(value)))
 
 
