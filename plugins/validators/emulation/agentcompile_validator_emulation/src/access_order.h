@@ -1,5 +1,7 @@
 // Histories of accesses, byte by byte, and whether two accesses are ordered.
 #pragma once
+#include <type_traits>
+
 #include "runtime.h"
 
 namespace emu {
@@ -25,7 +27,24 @@ struct Cell {
   Stamp write, read, other_read;  // two readers: the first, and the latest of another thread (of another warp if there is one)
   uint32_t owner_block = 0;       // shared memory: cells of an earlier block count as empty
   Content content = Content::uninitialised;
+  uint8_t unused[3] = {};
 };
+static_assert(std::has_unique_object_representations_v<Cell>, "cells are compared as bytes");
+
+// Visits the cells of one access with their places in it. Bytes of an access mostly share their history: a cell that is equal to the one
+// before it becomes what that one has become, without a visit.
+template <class Visit>
+inline void each_cell(Cell* cells, size_t count, Visit visit) {
+  Cell before;
+  for (size_t i = 0; i < count; ++i) {
+    if (i && std::memcmp(&cells[i], &before, sizeof(Cell)) == 0) {
+      cells[i] = cells[i - 1];
+      continue;
+    }
+    before = cells[i];
+    visit(cells[i], i);
+  }
+}
 
 // What another block may rely on after an atomic operation: the accesses of `block` before this point.
 struct Publication {

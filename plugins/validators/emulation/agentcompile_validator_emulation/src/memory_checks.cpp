@@ -81,16 +81,16 @@ static void check_global(Thread* thread, const char* address, size_t bytes, Acce
   if (buffer->role == role_read) return;
   char where[96];
   where[0] = 0;
-  for (size_t i = offset; i < offset + bytes; ++i) {
-    Cell& cell = buffer->cells[i];
+  each_cell(&buffer->cells[offset], bytes, [&](Cell& cell, size_t place_in_access) {
+    const size_t i = offset + place_in_access;
     if (kind.access == Access::read && buffer->role == role_write && cell.content == Content::uninitialised)
       fail("uninitialised read: argument '%s' at byte %zu is an output and was not written yet%s", buffer->name, i,
            place(code).c_str());
     if (kind.access == Access::write) cell.content = Content::valid;
-    if (kind.atomic) continue;
+    if (kind.atomic) return;
     if (!where[0]) snprintf(where, sizeof where, "argument '%s'", buffer->name);
     check_order(thread, cell, kind, where, i, code, stamp_of(thread));
-  }
+  });
 }
 
 // --- entry points --------------------------------------------------------------------------------------------------

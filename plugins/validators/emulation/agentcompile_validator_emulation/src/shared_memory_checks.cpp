@@ -6,15 +6,12 @@
 
 namespace emu {
 
-static Cell& cell_of(std::vector<Cell>& cells, size_t offset, unsigned owner_linear) {
-  Cell& cell = cells[offset];
+static void begin_history(Cell& cell, unsigned owner_linear) {
   if (cell.owner_block != owner_linear + 1) {
     cell = Cell{};
     cell.owner_block = owner_linear + 1;
   }
-  return cell;
 }
-static Cell& cell_of(std::vector<Cell>& cells, size_t offset) { return cell_of(cells, offset, block.linear); }
 
 static const char* guards[2] = {nullptr, nullptr};
 void register_shared_guards(const char* before, const char* behind) {
@@ -37,8 +34,9 @@ void check_shared(Thread* thread, const char* address, size_t bytes, AccessKind 
          region.bytes, place(code).c_str());
   if (is_static && touches_guard(address, bytes))
     fail("out of bounds: %s of %zu bytes outside the kernel's static shared variables%s", verb(kind.access), bytes, place(code).c_str());
-  for (size_t i = offset; i < offset + bytes; ++i) {
-    Cell& cell = cell_of(cells, i);
+  each_cell(cells.data() + offset, bytes, [&](Cell& cell, size_t place_in_access) {
+    const size_t i = offset + place_in_access;
+    begin_history(cell, block.linear);
     if (cell.content == Content::mbarrier)
       fail("%s of an mbarrier object as data, %s byte %zu%s", verb(kind.access), region.name, i, place(code).c_str());
     if (kind.access == Access::read && cell.content == Content::uninitialised)
@@ -49,7 +47,7 @@ void check_shared(Thread* thread, const char* address, size_t bytes, AccessKind 
            place(code).c_str());
     if (kind.access == Access::write) cell.content = Content::valid;
     if (!kind.atomic) check_order(thread, cell, kind, region.name, i, code, stamp_of(thread));
-  }
+  });
 }
 
 template <class Visit>
@@ -58,13 +56,16 @@ static void each_shared_cell(const char* address, size_t bytes, Visit visit) {
   const bool is_static = static_region.contains(address);
   const SharedRegion& region = is_static ? static_region : dynamic_region;
   std::vector<Cell>& cells = is_static ? checks.static_cells : checks.dynamic_cells;
-  for (size_t i = 0; i < bytes; ++i) visit(cell_of(cells, size_t(address - region.low) + i));
+  each_cell(cells.data() + (address - region.low), bytes, [&](Cell& cell, size_t place_in_access) {
+    begin_history(cell, block.linear);
+    visit(cell, place_in_access);
+  });
 }
 void mark_in_flight(char* destination, size_t bytes) {
-  each_shared_cell(destination, bytes, [](Cell& cell) { cell.content = Content::in_flight; });
+  each_shared_cell(destination, bytes, [](Cell& cell, size_t) { cell.content = Content::in_flight; });
 }
 void mark_landed(char* destination, size_t bytes, const Thread* writer) {
-  each_shared_cell(destination, bytes, [writer](Cell& cell) {
+  each_shared_cell(destination, bytes, [writer](Cell& cell, size_t) {
     cell.content = Content::valid;
     cell.write = stamp_of(writer);
   });
@@ -74,14 +75,14 @@ void mark_bulk_landing(char* destination, size_t bytes, const Mbarrier& barrier)
   copy.block = block.linear + 1;
   copy.thread = uint16_t(max_threads + barrier.index + 1);
   copy.time = barrier.phase + 1;
-  each_shared_cell(destination, bytes, [&copy](Cell& cell) {
+  each_shared_cell(destination, bytes, [&copy](Cell& cell, size_t) {
     cell.content = Content::valid;
     cell.write = copy;
     cell.read = cell.other_read = Stamp{};
   });
 }
 void mark_mbarrier(unsigned long long* barrier) {
-  each_shared_cell(reinterpret_cast<char*>(barrier), 8, [](Cell& cell) { cell.content = Content::mbarrier; });
+  each_shared_cell(reinterpret_cast<char*>(barrier), 8, [](Cell& cell, size_t) { cell.content = Content::mbarrier; });
 }
 
 // A store is published by the writer's next arrival at the cluster barrier, a message by its mbarrier's phase.
@@ -112,8 +113,9 @@ void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& s
     fail("out of bounds: %s to block %u of the cluster at byte %zu of %s, which has %zu bytes%s", what, store.rank, store.offset, where,
          cells.size(), place(code).c_str());
   const Stamp now = stamp_of(owner_linear, barrier, writer);
-  for (size_t i = store.offset; i < store.offset + store.bytes; ++i) {
-    Cell& cell = cell_of(cells, i, owner_linear);
+  each_cell(cells.data() + store.offset, store.bytes, [&](Cell& cell, size_t place_in_access) {
+    const size_t i = store.offset + place_in_access;
+    begin_history(cell, owner_linear);
     const Stamp& old = cell.write;
     const bool same_writer =
         !barrier && old.thread == cluster_remote && old.block_epoch == now.block_epoch && old.warp_epoch == now.warp_epoch;
@@ -132,7 +134,7 @@ void check_remote_store(bool active, unsigned owner_linear, const RemoteStore& s
     cell.content = Content::valid;
     cell.write = now;
     cell.read = cell.other_read = Stamp{};
-  }
+  });
 }
 
 // Whether a thread's store is there for products of `reader`: a fence of the asynchronous proxy lies behind it, and the reader knows of that.
@@ -149,8 +151,8 @@ void check_product_read(const char* address, size_t bytes, const Thread* thread,
   now.thread = product_of(thread->warp);
   now.time = group;
   const char* where = dynamic_region.name;
-  size_t offset = size_t(address - dynamic_region.low);
-  each_shared_cell(address, bytes, [&](Cell& cell) {
+  each_shared_cell(address, bytes, [&](Cell& cell, size_t place_in_access) {
+    const size_t offset = size_t(address - dynamic_region.low) + place_in_access;
     if (cell.content == Content::mbarrier) fail("wgmma reads an mbarrier object, %s byte %zu%s", where, offset, place(code).c_str());
     if (cell.content == Content::uninitialised)
       fail("uninitialised read: %s at byte %zu by wgmma, which this block has not written yet%s", where, offset, place(code).c_str());
@@ -158,7 +160,6 @@ void check_product_read(const char* address, size_t bytes, const Thread* thread,
     if (cell.write.thread <= max_threads && !is_fenced(cell.write, thread))
       fail("wgmma reads %s at byte %zu, which %s stored: what threads store is not fenced for the asynchronous proxy%s", where, offset,
            describe(cell.write).c_str(), place(code).c_str());
-    ++offset;
   });
 }
 
@@ -179,8 +180,9 @@ void check_tile_for(unsigned rank, unsigned owner_linear, size_t offset, size_t 
   now.block = owner_linear + 1;
   now.thread = uint16_t(max_threads + barrier.index + 1);
   now.time = barrier.phase + 1;
-  for (size_t i = offset; i < offset + bytes; ++i) {
-    Cell& cell = cell_of(cells, i, owner_linear);
+  each_cell(cells.data() + offset, bytes, [&](Cell& cell, size_t place_in_access) {
+    const size_t i = offset + place_in_access;
+    begin_history(cell, owner_linear);
     if (cell.content == Content::mbarrier)
       fail("a tile onto an mbarrier object of block %u of the cluster, %s byte %zu%s", rank, dynamic_region.name, i, place(code).c_str());
     for (const Stamp* earlier : {&cell.write, &cell.read, &cell.other_read})
@@ -190,11 +192,11 @@ void check_tile_for(unsigned rank, unsigned owner_linear, size_t offset, size_t 
     cell.content = Content::valid;
     cell.write = now;
     cell.read = cell.other_read = Stamp{};
-  }
+  });
 }
 
 void check_mbarrier_use(unsigned long long* barrier) {
-  each_shared_cell(reinterpret_cast<char*>(barrier), 1, [](Cell& cell) {
+  each_shared_cell(reinterpret_cast<char*>(barrier), 1, [](Cell& cell, size_t) {
     if (cell.write.thread && !ordered(self(), cell.write))
       fail("race: an mbarrier is used by this thread and initialised by %s, with no barrier between them", describe(cell.write).c_str());
   });
