@@ -22,14 +22,22 @@ constexpr uint16_t of_message = 0xffff;
 inline bool is_message(const Stamp& stamp) {
   return stamp.thread > max_threads && stamp.thread != cluster_remote && stamp.cluster_arrivals == of_message;
 }
-enum class Content : uint8_t { uninitialised, valid, in_flight, mbarrier };
+enum class Content : uint32_t { uninitialised, valid, in_flight, mbarrier };
 struct Cell {
   Stamp write, read, other_read;  // two readers: the first, and the latest of another thread (of another warp if there is one)
-  uint32_t owner_block = 0;       // shared memory: cells of an earlier block count as empty
-  Content content = Content::uninitialised;
-  uint8_t unused[3] = {};
+  uint32_t owner_block : 30 = 0;  // shared memory: cells of an earlier block count as empty
+  Content content : 2 = Content::uninitialised;
 };
-static_assert(std::has_unique_object_representations_v<Cell>, "cells are compared as bytes");
+static_assert(sizeof(Cell) == 64 && std::has_unique_object_representations_v<Cell>, "cells are compared as bytes, of one cache line");
+
+inline bool have_equal_histories(const Cell& one, const Cell& other) {
+  using Lanes = uint64_t __attribute__((vector_size(16)));
+  Lanes ones[4], others[4];
+  std::memcpy(ones, &one, sizeof ones);
+  std::memcpy(others, &other, sizeof others);
+  const Lanes differing = ((ones[0] ^ others[0]) | (ones[1] ^ others[1])) | ((ones[2] ^ others[2]) | (ones[3] ^ others[3]));
+  return !(differing[0] | differing[1]);
+}
 
 // Visits the cells of one access with their places in it. Bytes of an access mostly share their history: a cell that is equal to the one
 // before it becomes what that one has become, without a visit.
@@ -37,7 +45,7 @@ template <class Visit>
 inline void each_cell(Cell* cells, size_t count, Visit visit) {
   Cell before;
   for (size_t i = 0; i < count; ++i) {
-    if (i && std::memcmp(&cells[i], &before, sizeof(Cell)) == 0) {
+    if (i && have_equal_histories(cells[i], before)) {
       cells[i] = cells[i - 1];
       continue;
     }
