@@ -42,7 +42,7 @@ def tiny(model_type: str, options: dict[str, Any], dtype: torch.dtype = torch.fl
 def export_each_once(patch: pytest.MonkeyPatch, *modules: Any) -> None:
     """Until ``patch`` is undone ``modules`` trace a model for the same arguments once: most of what a test compares with is traced by then.
 
-    Not for tests that change a model between captures.
+    What a model calls without a trace is looked at once, too. Not for tests that change a model between captures.
     """
     seen: list[tuple[tuple[Any, ...], Any]] = []  # which keeps the models, so that no other takes the place of one in memory
 
@@ -57,8 +57,9 @@ def export_each_once(patch: pytest.MonkeyPatch, *modules: Any) -> None:
         return export
 
     for module in modules:
-        for name in ("export_decode", "export_prefill"):
-            patch.setattr(module, name, once(getattr(module, name)))
+        for name in ("export_decode", "export_prefill", "calls_of_decode", "calls_of_prefill"):
+            if hasattr(module, name):
+                patch.setattr(module, name, once(getattr(module, name)))
 
 
 def greedy(model: nn.Module, prompt: Tensor, count: int) -> tuple[list[int], Tensor]:

@@ -1,6 +1,7 @@
 """Graphs with one small mistake, of every kind that a capture could make, for tests of what compares them with their modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,18 +18,18 @@ OTHERS = {
 }
 
 
-def mutants(graphs: GraphSet) -> Iterator[tuple[str, GraphSet]]:
-    """What was done to which node, and the graphs with it."""
+def mutants(graphs: GraphSet) -> Iterator[tuple[str, Callable[[], GraphSet]]]:
+    """What was done to which node, and what makes the graphs with it: of hundreds a test looks at some."""
     for index, graph in enumerate(graphs.graphs):
-        for what, changed in _of_graph(graph):
-            yield f"{graph.name}: {what}", evolve(graphs, graphs=(*graphs.graphs[:index], changed, *graphs.graphs[index + 1:]))
+        for at, node in enumerate(graph.nodes):
+            for what, nodes, values in _of_node(graph, node):
+                yield f"{graph.name}: {what} of {node.name} ({node.op})", partial(_changed, graphs, index, at, nodes, values)
 
 
-def _of_graph(graph: Graph) -> Iterator[tuple[str, Graph]]:
-    for at, node in enumerate(graph.nodes):
-        for what, nodes, values in _of_node(graph, node):
-            yield f"{what} of {node.name} ({node.op})", evolve(graph, nodes=(*graph.nodes[:at], *nodes, *graph.nodes[at + 1:]),
-                                                               values=(*graph.values, *values))
+def _changed(graphs: GraphSet, index: int, at: int, nodes: tuple[Node, ...], values: tuple[Value, ...]) -> GraphSet:
+    graph = graphs.graphs[index]
+    changed = evolve(graph, nodes=(*graph.nodes[:at], *nodes, *graph.nodes[at + 1:]), values=(*graph.values, *values))
+    return evolve(graphs, graphs=(*graphs.graphs[:index], changed, *graphs.graphs[index + 1:]))
 
 
 def _of_node(graph: Graph, node: Node) -> Iterator[tuple[str, tuple[Node, ...], tuple[Value, ...]]]:

@@ -57,9 +57,13 @@ def captured(model: nn.Module, chunks: tuple[int, ...]) -> GraphSet:
     return graphs.verify()
 
 
-def compare(model: nn.Module, chunks: tuple[int, ...], lengths: list[int], off: float = 2e-4) -> None:
+def compare(model: nn.Module, chunks: tuple[int, ...], lengths: list[int]) -> None:
     """Logits behind prompts, and of every token behind them that is fed one by one; then greedy tokens to the end of the context."""
-    graphs = captured(model, chunks)
+    check(model, captured(model, chunks), lengths, off=2e-4)
+
+
+def check(model: nn.Module, graphs: GraphSet, lengths: list[int], off: float) -> None:
+    """The same of graphs that are there."""
     assert graphs.kv is not None
     session = Session(graphs, {g.name: framework_program(g) for g in graphs.graphs}, WeightStore(model, "cpu"), Executables(device="cpu"),
                       kv_state=PlainKVCache().allocate(graphs.kv, "cpu"), decode=PythonLoop())
@@ -99,6 +103,7 @@ def test_of_a_deep_model_the_layers_that_differ_are_found() -> None:
     """Its first layers are traced and the rest is made of them: heads of their own are those of every second layer."""
     model = tiny("gemma4_text", {**SIZES, "num_hidden_layers": 10, "layer_types": [*KINDS] * 5, "num_key_value_heads": 2,
                                  "head_dim": 4, "global_head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 7})
-    kv = captured(model, (8,)).kv
+    graphs = captured(model, (8,))
+    kv = graphs.kv
     assert kv is not None and [one.layer for one in kv.others] == [1, 3, 5, 7, 9] and {one.head_dim for one in kv.others} == {8}
-    compare(model, (8,), [9], off=1e-3)  # many layers with weights scaled up
+    check(model, graphs, [9], off=1e-3)  # many layers with weights scaled up

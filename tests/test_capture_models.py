@@ -1,6 +1,7 @@
 """Every architecture either is captured and then speaks exactly as HuggingFace does, or says in one sentence why not."""
 
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 import transformers
 from capture_models import GPT, SIZES, TOKENS, WINDOWED, WORKLOAD, generate, greedy, tiny, without
+from torch import nn
 
-from agentcompile_core.ir.graph import DType, GraphKind, ValueKind, Workload
+from agentcompile_core.ir.graph import DType, GraphKind, GraphSet, ValueKind, Workload
 from agentcompile_core.ops.schema import argument
 from agentcompile_core.stages.capture.language_model import capture_language_model
 
@@ -101,10 +103,16 @@ REFUSED = {
 }
 
 
+@cache
+def captured(model_type: str) -> tuple[nn.Module, GraphSet]:
+    """A model and its graphs, of which some are looked at more than once."""
+    model = tiny(model_type, {**CAPTURED, **IN_CHUNKS, **OWN_HEADS, **EXPERTS, **WITHOUT_ITS_HELP}[model_type])
+    return model, capture_language_model(model, model_type, WORKLOAD).verify()
+
+
 @pytest.mark.parametrize("model_type", [*CAPTURED, *IN_CHUNKS, *OWN_HEADS, *EXPERTS, *WITHOUT_ITS_HELP])
 def test_captured_model_speaks_as_huggingface_does(model_type: str) -> None:
-    model = tiny(model_type, {**CAPTURED, **IN_CHUNKS, **OWN_HEADS, **EXPERTS, **WITHOUT_ITS_HELP}[model_type])
-    graphs = capture_language_model(model, model_type, WORKLOAD).verify()
+    model, graphs = captured(model_type)
     assert graphs.eager_reason == ""
     want, want_logits = greedy(model, PROMPT, 8)
     found, logits, env = generate(model, graphs, PROMPT, 8)
@@ -135,7 +143,7 @@ def test_refused_model_says_why(model_type: str, capfd: pytest.CaptureFixture[st
 
 def test_qwen3_is_made_of_whole_concepts() -> None:
     """One node per norm, rotation and projection: what region rules rely on."""
-    graphs = capture_language_model(tiny("qwen3", SIZES), "qwen3", WORKLOAD)
+    graphs = captured("qwen3")[1]
     decode = graphs.of_kind(GraphKind.DECODE)[0]
     kinds = Counter(node.kind for node in decode.nodes)
     assert kinds == {
@@ -149,7 +157,7 @@ def test_qwen3_is_made_of_whole_concepts() -> None:
 
 
 def test_states_and_effects_are_declared() -> None:
-    graphs = capture_language_model(tiny("llama", SIZES), "llama", WORKLOAD)
+    graphs = captured("llama")[1]
     decode = graphs.of_kind(GraphKind.DECODE)[0]
     states = {v.source for v in decode.values if v.kind is ValueKind.STATE}
     assert states == {"session.ids", "session.position", "session.history", *(f"kv.{p}.{i}" for p in ("key", "value") for i in (0, 1))}
@@ -170,7 +178,7 @@ def test_tied_weights_appear_once() -> None:
 
 
 def test_window_softcap_and_fresh_reach_the_operator() -> None:
-    graphs = capture_language_model(tiny("gemma2", WINDOWED), "gemma2", WORKLOAD)
+    graphs = captured("gemma2")[1]
     calls = [n for n in graphs.of_kind(GraphKind.DECODE)[0].nodes if n.kind == "attention"]
     assert sorted(argument(n, "window") for n in calls) == [0, 5] and all(argument(n, "softcap") == 50.0 for n in calls)
     fresh = next(g for g in graphs.graphs if g.name == "prefill_8_fresh")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("shared_captures")  # the demo shows what comes of a capture, twice of the same one
 
 
 @pytest.fixture(scope="module")

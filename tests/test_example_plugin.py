@@ -18,9 +18,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which the plugin's wheel, and nothing else, was installed."""
     folder = tmp_path_factory.mktemp("outside")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-    source = folder / "source"  # setuptools writes beside its input
-    subprocess.run(["cp", "-r", str(PLUGIN), str(source)], check=True)
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(source)], check=True)
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "build_wheels.py"), "--out", str(folder), str(PLUGIN)], check=True)
     (wheel,) = folder.glob("acme_agentcompile_gather-*.whl")
     target = folder / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)], check=True)

@@ -19,6 +19,9 @@ from agentcompile_core.runtime.holding import held
 from agentcompile_core.testing.reserving import HostReserved
 
 G = growing_cases
+MODEL: dict[str, Any] = {**G.MODEL, "num_hidden_layers": 1}  # its keys and its values grow apart; more layers would show nothing more
+RANGES = 2
+POSITION = RANGES * G.ROW
 OPTIONS = {"eos_token_id": None, "pad_token_id": 0}
 
 
@@ -26,7 +29,7 @@ class Pool:
     """A device's memory, in bytes."""
 
     def __init__(self, positions: int) -> None:
-        self.total, self.all = positions * G.POSITION, list[HostReserved]()
+        self.total, self.all = positions * POSITION, list[HostReserved]()
 
     @property
     def free(self) -> int:
@@ -48,7 +51,7 @@ class Pooled(HostReserved):
 
 @functools.cache
 def model() -> Any:
-    return tiny("llama", G.MODEL)
+    return tiny("llama", MODEL)
 
 
 @functools.cache
@@ -118,7 +121,7 @@ def test_half_of_what_is_free_is_left_while_rows_run(monkeypatch: pytest.MonkeyP
     run = made.rows._made[2, "decode"].run
     made.rows._made[2, "decode"].run = lambda: (seen.append(pool.free), run())
     served(made, [[3] * 20, [4] * 20], 40)
-    assert seen and min(seen) >= before // 2 - 60 * G.POSITION  # the session's own cache holds one of the prompts
+    assert seen and min(seen) >= before // 2 - 60 * POSITION  # the session's own cache holds one of the prompts
     rows = [held(cache) for cache in made.rows._caches]
     assert rows == [64, 64]
     served(made, [[3] * 40], 56, "never")
@@ -131,20 +134,20 @@ def test_rows_give_back_with_their_session(monkeypatch: pytest.MonkeyPatch) -> N
     assert [held(cache) for cache in made.rows._caches] == [64, 64]
     made.give_back()
     assert [held(cache) for cache in made.rows._caches] == [1, 1] and held(made.kv) == 0
-    assert pool.free == pool.total - 2 * G.POSITION
+    assert pool.free == pool.total - 2 * POSITION
     assert torch.equal(served(made, [[3] * 20, [4] * 20], 40), wanted)
 
 
 def test_a_shortage_that_passes_is_not_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     made, pool = session(2000, monkeypatch)
-    other = Pooled([G.ROW * 2000] * 4, pool)
-    other.hold([G.ROW * 1900] * 4)
+    other = Pooled([G.ROW * 2000] * RANGES, pool)
+    other.hold([G.ROW * 1900] * RANGES)
     prompts = [[7 + row] for row in range(8)]
     wanted = served(made, prompts, 30, "never")
     for count in range(20, 30):
         served(made, prompts, count)
     assert not made.rows._made and len(made.rows.notes) == 1 and "memory did not suffice" in made.rows.notes[0]
-    other.give_back([0] * 4)
+    other.give_back([0] * RANGES)
     assert torch.equal(served(made, prompts, 30), wanted) and made.rows._made[8, "decode"] is not None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from third_parties import ADVISOR, MODULE, PYPROJECT, TOML, VALIDATOR
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "examples" / "tiny_model"
@@ -71,32 +72,36 @@ def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=installed, env=environment, capture_output=True, text=True, timeout=400)
 
 
-def test_every_plugin_loads_from_its_wheel(installed: Path) -> None:
-    code = ("import json, sys, agentcompile_core\nfrom agentcompile_core.plugin.discovery import load_catalog\ncatalog = load_catalog()\n"
-            "print(json.dumps([agentcompile_core.__file__, [[p.name, p.state, sys.modules[type(o).__module__].__file__]\n"
-            "  for p in catalog.plugins for h in catalog.offers.values() for q, o in h.items() if q.startswith(p.name + '/')]]))")
-    done = run(installed, "-c", code)
+@pytest.fixture(scope="module")
+def said(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A project's folder, and where everything came from and what is configured there: one process, which imports once."""
+    folder = tmp_path_factory.mktemp("configured")
+    (folder / "agentcompile.toml").write_text('advisor = "replay"\nvalidators = ["numerics", "emulation"]\n[plugin.replay]\n'
+                                              'file = "advice.json"\n[plugin.emulation]\nmax_bytes = 1000\n')
+    code = ("import json, os, sys, agentcompile_core\nos.chdir(sys.argv[1])\nfrom agentcompile_core.api import arguments\n"
+            "from agentcompile_core.plugin import settings\nfrom agentcompile_core.plugin.discovery import load_catalog\n"
+            "catalog = load_catalog()\nplugins = [[p.name, p.state, sys.modules[type(o).__module__].__file__] for p in catalog.plugins\n"
+            "  for h in catalog.offers.values() for q, o in h.items() if q.startswith(p.name + '/')]\n"
+            "config, notes = arguments.chosen(None, {}, catalog)\n"
+            "document = settings.document(settings.configured(catalog, config)[0])\n"
+            "print(json.dumps([agentcompile_core.__file__, plugins, config.advisor, config.validators, document, notes]))")
+    done = run(installed, "-c", code, str(folder))
     assert done.returncode == 0, done.stderr
-    core, offers = json.loads(done.stdout)
+    return folder, json.loads(done.stdout)
+
+
+def test_every_plugin_loads_from_its_wheel(installed: Path, said: tuple[Path, list[Any]]) -> None:
+    core, offers = said[1][:2]
     assert core.startswith(str(installed))
     assert {state for _, state, _ in offers} == {"loaded"}
     assert all(path.startswith(str(installed)) for _, _, path in offers)
     assert len({name for name, _, _ in offers}) >= len(PLUGINS)
 
 
-def test_a_toml_configures_plugins_from_their_wheels(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "agentcompile.toml").write_text('advisor = "replay"\nvalidators = ["numerics", "emulation"]\n[plugin.replay]\n'
-                                                'file = "advice.json"\n[plugin.emulation]\nmax_bytes = 1000\n')
-    code = ("import json, os, sys\nos.chdir(sys.argv[1])\nfrom agentcompile_core.api import arguments\n"
-            "from agentcompile_core.plugin import settings\nfrom agentcompile_core.plugin.discovery import load_catalog\n"
-            "catalog = load_catalog()\nconfig, notes = arguments.chosen(None, {}, catalog)\n"
-            "document = settings.document(settings.configured(catalog, config)[0])\n"
-            "print(json.dumps([config.advisor, config.validators, document, notes]))")
-    done = run(installed, "-c", code, str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    advisor, validators, document, notes = json.loads(done.stdout)
+def test_a_toml_configures_plugins_from_their_wheels(said: tuple[Path, list[Any]]) -> None:
+    folder, (advisor, validators, document, notes) = said[0], said[1][2:]
     assert (advisor, validators, notes) == ("replay", ["numerics", "emulation"], [])
-    assert document["agentcompile_advisors"]["replay/replay"] == {"file": str(tmp_path / "advice.json")}
+    assert document["agentcompile_advisors"]["replay/replay"] == {"file": str(folder / "advice.json")}
     assert document["agentcompile_validators"]["emulation/emulation"] == {"max_bytes": 1000, "compiler": "g++"}
 
 
@@ -114,100 +119,6 @@ def test_a_model_compiles_from_wheels(installed: Path, tmp_path: Path) -> None:
 
 # One environment that sees the installed torch and its neighbours, and of this project what is installed from wheels alone.
 
-MODULE = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(64, 32, bias=False)
-
-    def forward(self, x):
-        return torch.relu(self.linear(x))
-
-def get_inputs():
-    return [torch.randn(1, 64)]
-
-def get_init_inputs():
-    return []
-"""
-ADVISOR = """
-from attrs import frozen
-from agentcompile_core.plugin_api import Advice, Advisor, hookimpl
-
-@frozen
-class Settings:
-    first: tuple[str, ...] = ()
-
-class Told(Advisor):
-    name = "told"
-    settings_class = Settings
-
-    def advise(self, question):
-        return Advice(order=self.settings.first)
-
-@hookimpl
-def agentcompile_advisors():
-    return [Told()]
-"""
-VALIDATOR = """
-from attrs import evolve, frozen
-from agentcompile_core.plugin_api import NO_TARGET, Cause, Outcome, Validator, Verdict, control_trials, hookimpl
-
-@frozen
-class Settings:
-    kind: str = ""
-
-class Strict(Validator):
-    name = "strict"
-    settings_class = Settings
-
-    def applies(self, trial):
-        return True
-
-    def controls(self, backend):
-        (trial,) = control_trials((backend.control(""),), NO_TARGET)
-        other, named = (evolve(trial, match=evolve(trial.match, kind=kind)) for kind in ("other", self.settings.kind))
-        return (other,), (named,)
-
-    def check(self, trial, run):
-        if trial.match.kind != self.settings.kind:
-            return Verdict(validator=self.name, outcome=Outcome.PASS)
-        return Verdict(validator=self.name, outcome=Outcome.FAIL, cause=Cause.TOLERANCE, message=f"no {self.settings.kind} passes here")
-
-@hookimpl
-def agentcompile_validators():
-    return [Strict()]
-"""
-TOML = """
-advisor = "told"
-validators = ["numerics", "strict"]
-target = "acme_one"
-rounds = 1
-margin = -1  # what passed is taken, so that no clock decides what is tested
-
-[plugin.acme_told]
-first = ["vendor/linear", "acme_hardware/c_linear"]
-
-[plugin.acme_strict]
-kind = "elementwise"
-"""
-PYPROJECT = """
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "{name}"
-version = "1.0"
-dependencies = ["agentcompile-core"]
-
-[project.entry-points."agentcompile.v1"]
-{name} = "{name}"
-
-[tool.setuptools]
-py-modules = ["{name}"]
-"""
 THIRD_PARTIES = {  # entry point: distribution, what it offers
     "acme_told": ("acme_told", ["Advisor:told"]),
     "acme_strict": ("acme_strict", ["Validator:strict"]),
@@ -219,17 +130,19 @@ BASE = ("agentcompile_core", "agentcompile_validator_numerics", "agentcompile_ru
 COMMANDS = """
 import contextlib, importlib, io, json, subprocess, sys
 from agentcompile_core.cli import main
+from agentcompile_core.processes.fork_server import keeping
 
 found = []
-for line in json.loads(sys.argv[1]):
-    if line[0] == "uninstall":
-        subprocess.run([sys.executable, "-m", "pip", "--quiet", "uninstall", "--yes", line[1]], check=True)
-        importlib.invalidate_caches()
-        continue
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(line)
-    found.append([code, out.getvalue(), err.getvalue()])
+with keeping():
+    for line in json.loads(sys.argv[1]):
+        if line[0] == "uninstall":
+            subprocess.run([sys.executable, "-m", "pip", "--quiet", "uninstall", "--yes", line[1]], check=True)
+            importlib.invalidate_caches()
+            continue
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(line)
+        found.append([code, out.getvalue(), err.getvalue()])
 print(json.dumps(found))
 """
 
@@ -304,9 +217,27 @@ def listed(document: dict[str, Any]) -> dict[str, list[str]]:
     return {p["name"]: p["offers"] for p in document["plugins"] if not p["name"].startswith("core_")}
 
 
-def test_third_parties_are_listed_and_effective(environment: Environment) -> None:
-    compiling = ("compile", "module.py", "--no-cache", "--log", "log.jsonl", "--out", "module.bundle")
-    (_, plugins, _), (code, document, err), (_, explained, _) = environment.run(("plugins",), compiling, ("explain", "module.bundle"))
+SHOWN = (("plugins",), ("compile", "module.py", "--no-cache", "--log", "log.jsonl", "--out", "module.bundle"), ("explain", "module.bundle"))
+COMPILING = ("compile", "module.py", "--no-cache", "--budget-plans", "4")
+PLAIN = (*COMPILING, "--advisor", "heuristic", "--validators", "numerics")
+GONE = {  # in this order: the command line whose outcome shows it, and the word that it says
+    "acme_told": (COMPILING, "unknown advisor 'told'; installed: heuristic"),
+    "acme_strict": ((*COMPILING, "--advisor", "heuristic"), "unknown validator 'strict'; installed: numerics"),
+    "vendor": (PLAIN, ""),
+    "transformers_rules": (PLAIN, ""),
+    "acme_hardware": (PLAIN, "unknown target 'acme_one'"),
+}
+
+
+@pytest.fixture(scope="module")
+def ran(environment: Environment) -> list[Any]:
+    """What all of them show together, and then ``plugins`` and the command line of each that is gone: one process, which imports once."""
+    gone = [(("uninstall", THIRD_PARTIES[name][0]), ("plugins",), line) for name, (line, _) in GONE.items()]
+    return environment.run(*SHOWN, *(line for group in gone for line in group))
+
+
+def test_third_parties_are_listed_and_effective(environment: Environment, ran: list[Any]) -> None:
+    (_, plugins, _), (code, document, err), (_, explained, _) = ran[:len(SHOWN)]
     found = listed(plugins)
     assert set(found) == {*THIRD_PARTIES, "numerics"}
     assert all(set(offers) <= set(found[name]) for name, (_, offers) in THIRD_PARTIES.items())
@@ -327,20 +258,9 @@ def test_third_parties_are_listed_and_effective(environment: Environment) -> Non
     assert refused and all(entry["message"] == "no elementwise passes here" for entry in refused)
 
 
-def test_third_parties_are_gone_when_they_are_uninstalled(environment: Environment) -> None:
-    compiling = ("compile", "module.py", "--no-cache", "--budget-plans", "4")
-    plain = (*compiling, "--advisor", "heuristic", "--validators", "numerics")
-    gone = {  # in this order: the command line whose outcome shows it, and the word that it says
-        "acme_told": (compiling, "unknown advisor 'told'; installed: heuristic"),
-        "acme_strict": ((*compiling, "--advisor", "heuristic"), "unknown validator 'strict'; installed: numerics"),
-        "vendor": (plain, ""),
-        "transformers_rules": (plain, ""),
-        "acme_hardware": (plain, "unknown target 'acme_one'"),
-    }
-    lines = [(("uninstall", THIRD_PARTIES[name][0]), ("plugins",), line) for name, (line, _) in gone.items()]
-    found = environment.run(*(line for group in lines for line in group))
-    left = {*THIRD_PARTIES, "numerics"}
-    for (name, (_, words)), (_, plugins, _), (code, document, err) in zip(gone.items(), found[::2], found[1::2], strict=True):
+def test_third_parties_are_gone_when_they_are_uninstalled(ran: list[Any]) -> None:
+    found, left = ran[len(SHOWN):], {*THIRD_PARTIES, "numerics"}
+    for (name, (_, words)), (_, plugins, _), (code, document, err) in zip(GONE.items(), found[::2], found[1::2], strict=True):
         left.remove(name)
         assert set(listed(plugins)) == left
         assert (code, words in err) == (2 if words else 0, True), err
