@@ -25,7 +25,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_rows_are_timed_in_both_ways(modules: Any) -> None:
     batches, tables = modules
-    model = compile(tiny("qwen3", SIZES), max_context=CONTEXT, run_on="framework")
+    model = compile(tiny("qwen3", SIZES), max_context=CONTEXT, run_on="framework", origins=(), validators=())
     model.session.rows._made = {(size, "decode"): SimpleNamespace(seconds=(size * 1e-3, 9e-4)) for size in (8, 4, 2)}
     options = argparse.Namespace(model="tiny", dtype="float32", rows=(2, 3), input=4, output=3, repetitions=2, eager=False)
     rows = batches.rows_of(model, options)

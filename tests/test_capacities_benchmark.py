@@ -68,8 +68,8 @@ def test_graphs_that_are_cut_differently_are_no_comparison(capacities: Any, plan
 
 def test_both_caches_take_turns(capacities: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is timed as often as the other, and the row says which is which."""
-    model = compile(tiny("qwen3", SIZES), max_context=CONTEXT, run_on="framework")
-    other = compile(tiny("qwen3", SIZES), max_context=CONTEXT // 2, run_on="framework").session
+    model = compile(tiny("qwen3", SIZES), max_context=CONTEXT, run_on="framework", origins=(), validators=())
+    other = compile(tiny("qwen3", SIZES), max_context=CONTEXT // 2, run_on="framework", origins=(), validators=()).session
     turns: list[Any] = []
 
     def sample(session: Any, program: str, position: int) -> float:
@@ -92,7 +92,7 @@ def test_a_model_is_bound_at_another_capacity_over_its_own_weights(capacities: A
     """Without kernels too: the session of the smaller cache gives the tokens of the larger one, and has no copy of the weights."""
     import torch
 
-    model = compile(tiny("qwen3", SIZES), max_context=CONTEXT, run_on="framework")
+    model = compile(tiny("qwen3", SIZES), max_context=CONTEXT, run_on="framework", origins=(), validators=())
     bare = SimpleNamespace(context=model.context, loaded=model.loaded, graphs=model.graphs, session=model.session,
                            compilation=evolve(model.compilation, selections=(), kernels={}))
     session = capacities.bound_at(bare, CONTEXT // 2)

@@ -44,7 +44,7 @@ def test_the_comparison_of_a_few_tokens_would_not_find_it(monkeypatch: pytest.Mo
     """Without the check its graphs would be served, and answer otherwise behind the window."""
     monkeypatch.setattr(language_model, "check_kept", lambda graph, *_: graph)
     options, prompt = {**MOSHI, "sliding_window": 14}, torch.tensor([[5, 17, 99]])
-    compiled = ac.compile(tiny("moshi", options), run_on="framework", max_context=32)
+    compiled = ac.compile(tiny("moshi", options), run_on="framework", max_context=32, origins=(), validators=())
     given: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 28, "do_sample": False, "eos_token_id": None}
     found, wanted = compiled.generate(prompt, **given), tiny("moshi", options).generate(prompt, **given)
     assert not compiled.graphs.eager_reason and torch.equal(found[:, :14], wanted[:, :14]) and not torch.equal(found, wanted)

@@ -97,7 +97,7 @@ EQUAL: dict[str, Callable[[Any], Any]] = {
 
 def compiled() -> tuple[Any, Any]:
     net = Net().eval().requires_grad_(False)
-    return net, ac.compile(net, example_inputs=(torch.randn(3, 6),), device="cpu", store=STORE)
+    return net, ac.compile(net, example_inputs=(torch.randn(3, 6),), device="cpu", store=STORE, origins=(), validators=())
 
 
 STORE = Store(None)

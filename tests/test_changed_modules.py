@@ -68,7 +68,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
 
 def compiled() -> tuple[Net, Any]:
     net = Net().eval().requires_grad_(False)
-    return net, ac.compile(net, example_inputs=(torch.randn(3, 6),), device="cpu", store=STORE)
+    return net, ac.compile(net, example_inputs=(torch.randn(3, 6),), device="cpu", store=STORE, origins=(), validators=())
 
 
 STORE = Store(None)
