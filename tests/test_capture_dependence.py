@@ -1,9 +1,11 @@
 """What a result depends on besides arguments and tensors is in no graph: such modules run themselves; compiling changes none."""
 
+import cProfile
 import datetime
 import functools
 import itertools
 import os
+import pstats
 import random
 import time
 from collections import deque
@@ -198,6 +200,19 @@ def test_what_reads_from_outside_runs_as_it_is(name: str, tmp_path: Path) -> Non
     path.write_text("1e2")
     if name == "file":
         assert torch.equal(made(x), module(x))
+
+
+def behind_a_compile() -> None:
+    """Called by the next test alone."""
+
+
+def test_whoever_profiles_goes_on_behind_a_compile_and_nothing_is_missed() -> None:
+    profile = cProfile.Profile()
+    with profile:
+        made = compiled(Of(OUTSIDE["clock"](Path())), torch.randn(3))
+        behind_a_compile()
+    assert isinstance(made.session, EagerModule)
+    assert any(name == behind_a_compile.__name__ for _, _, name in pstats.Stats(profile).stats)  # type: ignore[attr-defined]
 
 
 @functools.lru_cache

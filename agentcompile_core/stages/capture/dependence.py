@@ -6,8 +6,8 @@ While it runs it is watched for clocks, random numbers of Python and numpy, file
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -219,7 +219,7 @@ def _states(module: nn.Module) -> list[Tensor]:
 def _watched() -> Iterator[list[str]]:
     """The list names what code that is no library's reads from outside within the block: the first time it does."""
     seen: list[str] = []
-    before: Callable[..., Any] | None = sys.getprofile()
+    before: Any = sys.getprofile()
 
     def look(frame: FrameType, event: str, what: Any) -> None:
         if seen:
@@ -241,7 +241,10 @@ def _watched() -> Iterator[list[str]]:
     try:
         yield seen
     finally:
-        sys.setprofile(before)
+        sys.setprofile(before if callable(before) else None)
+        if before is not None and not callable(before):  # cProfile's, which Python cannot call: each call would raise
+            with suppress(Exception):
+                before.enable()
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:
