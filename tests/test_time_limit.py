@@ -21,10 +21,18 @@ from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.time_limit import OutOfTime, within
 
 
+AS_IT_IS = time_limit.LOOK_S
+
+
 @pytest.fixture(autouse=True)
 def _looked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for the next look burns a processor meanwhile, and says nothing by that."""
     monkeypatch.setattr(time_limit, "LOOK_S", 0.05)
+
+
+def test_nobody_waits_long_for_a_look() -> None:
+    """Limits are seconds; who looks later than that makes them longer."""
+    assert 0 < AS_IT_IS <= 1
 
 
 def runs_on() -> None:

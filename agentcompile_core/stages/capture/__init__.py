@@ -40,11 +40,13 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
            worker: bool) -> GraphSet:
     from .dependence import dependence, training_matters
     from .describe import describe, known_to_be, of_graphs
-    from .identity import identity
+    from .first_call import begun
+    from .identity import digested, identity_by
     from .stored_graphs import stored as as_stored
 
     check(workload, loaded)
-    known = identity(loaded)
+    walk = digested(loaded.module)
+    known, first_call = identity_by(walk, loaded), begun(loaded, walk)
     info = describe(loaded, known)
     made_by = (*(versions or ()), keys.code_of(type(frontend)))
     if why := training_matters(loaded):
@@ -57,6 +59,8 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
         return stored
     if worker:
         ctx.prepare_worker()
+    if why := first_call():
+        return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}", notes=notes)
     with known_to_be(loaded, known):
         graphs = of_graphs(_captured(loaded, workload, ctx, frontend), info)
     why = _unreadable(graphs)
@@ -66,7 +70,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     graphs, why, agreed = _compared(graphs, loaded, ctx)
     if why:
         graphs = _without_graphs(graphs, why, ctx)
-    elif graphs.graphs and (why := dependence(loaded, known)):
+    elif graphs.graphs and (why := dependence(loaded)):
         graphs = evolve(graphs, graphs=(), frequencies=(), eager_reason=f"{info.name} runs on the framework: {why}")
     elif key is not None:
         with uncollected():

@@ -23,13 +23,13 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
 from ...runtime.installed_packages import is_installed, is_standard_file
 from . import libraries
-from .code_state import changed_by_trials
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among
 from .evaluating import evaluating
-from .identity import Identity, identity
+from .identity import identity
 from .left_behind import ParametersKept, undisturbed
 from .object_digest import ITERATOR
 
+REMEMBERS = "what it returns depends on what it was called with before"
 GROSS = 1e-2  # relative rms: more than another order of summation makes of other strides
 _OUTSIDE = frozenset({"time", "random", "_random", "datetime", "_datetime", "posix", "nt", "_io", "_socket", "select"})
 _ENVIRONMENT = frozenset({"__getitem__", "getenv", "getenvb"})  # of os, in Python
@@ -48,27 +48,23 @@ def training_matters(loaded: LoadedModel) -> str:
     with torch.no_grad():
         try:
             with undisturbed(module), evaluating(module):
-                wanted = [*_answer(module, given), *_states(module)]
+                wanted = [*answer(module, given), *_states(module)]
         except Exception:  # it cannot be called so in either mode; whoever captures it says why
             return ""
         try:
             with undisturbed(module):
-                found = [*_answer(module, given), *_states(module)]
+                found = [*answer(module, given), *_states(module)]
         except Exception as exc:
             return f"it is in training mode, in which it raises {type(exc).__name__}; call its eval() first"
-    return "it is in training mode, in which it does something else; call its eval() first" if _apart(found, wanted) else ""
+    return "it is in training mode, in which it does something else; call its eval() first" if apart(found, wanted) else ""
 
 
-def dependence(loaded: LoadedModel, known: Identity) -> str:
-    """One clause on what else the results of a plain module depend on; empty where nothing was found. The module is left as it was.
-
-    ``known`` is what it was before it was tried in any way.
-    """
+def dependence(loaded: LoadedModel) -> str:
+    """One clause on what else the results of a plain module depend on; empty where nothing was found. The module is left as it was."""
     if not hasattr(loaded, "example_inputs") or not has_data(loaded):
         return ""
     with torch.no_grad(), evaluating(loaded.module):
-        found = _seen(loaded) or _remembers(loaded)
-    return found or changed_by_trials(loaded, known)
+        return _seen(loaded) or _remembers(loaded)
 
 
 def _seen(loaded: LoadedModel) -> str:
@@ -78,7 +74,7 @@ def _seen(loaded: LoadedModel) -> str:
             drawn = repr(numpy.random.get_state())
             try:
                 with _watched() as seen:
-                    _answer(module, given)
+                    answer(module, given)
             except Exception:  # random numbers need not be what the module takes
                 continue
             if repr(numpy.random.get_state()) != drawn:  # its generators are not seen being called
@@ -90,17 +86,22 @@ def _seen(loaded: LoadedModel) -> str:
 def _remembers(loaded: LoadedModel) -> str:
     """One clause on a module that answers the same call otherwise where another one came before it, from the state that it has now."""
     module, given = loaded.module, given_to(loaded)
-    for other in (_turned(random_inputs(given)), random_inputs(given), _turned(given)):
+    for other in others_than(given):
         try:
             with undisturbed(module):
-                _answer(module, other)
-                behind = _answer(module, given)
+                answer(module, other)
+                behind = answer(module, given)
             with undisturbed(module):
-                alone = _answer(module, given)
+                alone = answer(module, given)
         except Exception:  # other numbers need not be what the module takes
             continue
-        return "what it returns depends on what it was called with before" if _apart(behind, alone) else ""
+        return REMEMBERS if apart(behind, alone) else ""
     return ""
+
+
+def others_than(given: Arguments) -> tuple[Arguments, ...]:
+    """Other arguments of the same form, of which a module need not take each."""
+    return _turned(random_inputs(given)), random_inputs(given), _turned(given)
 
 
 def _turned(given: Arguments) -> Arguments:
@@ -123,9 +124,9 @@ def _other_numbers(tensor: Tensor) -> Tensor:
 
 def _depends(loaded: LoadedModel, given: Arguments) -> str:
     module = loaded.module
-    wanted, before = _answer(module, given), identity(loaded)
-    again = _answer(module, given)
-    if identity(loaded).capture != before.capture or _apart(again, wanted):
+    wanted, before = answer(module, given), identity(loaded)
+    again = answer(module, given)
+    if identity(loaded).capture != before.capture or apart(again, wanted):
         return "its forward changes what it holds or refers to, beside tensors, so that its next call may return something else"
     if ITERATOR in before.unstable:
         return ITERATOR
@@ -133,15 +134,15 @@ def _depends(loaded: LoadedModel, given: Arguments) -> str:
                         (_reordered, "it depends on the order of the keys of a dict")):
         other = change(given)
         try:
-            found = None if other is None else _answer(module, other)
+            found = None if other is None else answer(module, other)
         except Exception:  # a view of what lies otherwise may not be possible
             continue
-        if found is not None and _apart(found, wanted, gross=change is _laid_out):
+        if found is not None and apart(found, wanted, gross=change is _laid_out):
             return why
     return ""
 
 
-def _answer(module: nn.Module, given: Arguments) -> list[Any]:
+def answer(module: nn.Module, given: Arguments) -> list[Any]:
     """The leaves of what the module returns for copies of its arguments, tensors cloned."""
     def copied(tensor: Tensor) -> Tensor:
         return tensor.clone() if tensor.layout is not torch.strided or tensor.is_contiguous() else _kept(tensor)
@@ -161,7 +162,7 @@ def _kept(tensor: Tensor) -> Tensor:
     return torch.zeros(span(shape, strides), dtype=tensor.dtype, device=tensor.device).as_strided(shape, strides).copy_(tensor)
 
 
-def _apart(found: list[Any], wanted: list[Any], gross: bool = False) -> bool:
+def apart(found: list[Any], wanted: list[Any], gross: bool = False) -> bool:
     """Whether two results differ; ``gross``: by more than rounding in another order makes of floating point numbers."""
     if len(found) != len(wanted) or any(isinstance(a, Tensor) != isinstance(b, Tensor) for a, b in zip(found, wanted, strict=True)):
         return True

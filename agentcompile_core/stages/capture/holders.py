@@ -7,7 +7,7 @@ another thread may be at work on, nothing but the attributes themselves is. What
 import array
 import sys
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, MutableSet
 from contextlib import suppress
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -35,13 +35,21 @@ ABSENT = object()
 
 
 class _Unknown(Exception):
-    """Something that cannot be given back, or too much."""
+    """Something that cannot be given back."""
+
+
+class _TooMuch(Exception):
+    """More than ``MOST``."""
 
 
 @define
 class Holders:
-    """What was noted of containers, objects and tensors; ``put_back`` gives it to them again, where it is another one by now."""
+    """What was noted of containers, objects and tensors; ``put_back`` gives it to them again, where it is another one by now.
 
+    ``opaque``: takes what cannot be given back; None: beside such a thing nothing is noted.
+    """
+
+    opaque: list[Any] | None = None
     _containers: list[tuple[Any, Any]] = field(factory=list)
     _objects: list[tuple[dict[str, Any], dict[str, Any]]] = field(factory=list)
     _slots: list[tuple[MemberDescriptorType, Any, Any]] = field(factory=list)
@@ -63,19 +71,26 @@ class Holders:
                 value = left.popleft()
                 if id(value) not in self._seen:
                     self._seen[id(value)] = value
-                    left += [one for one in self._noted(value) if type(one) not in _SCALARS]
-        except Exception:  # _Unknown, or whatever somebody's class raises where it is looked at
+                    left += [one for one in self._noted_if_known(value) if type(one) not in _SCALARS]
+        except Exception:  # _Unknown or _TooMuch, or whatever somebody's class raises where it is looked at
             for noted in (self._containers, self._objects, self._slots, self._tensors, self._arrays):
                 noted.clear()
             return False
         return True
+
+    def changed(self) -> bool:
+        """Whether any of it holds something else by now; what only stays there (``stays_away``) is no change."""
+        containers = any(_differs(value, held) for value, held in (*self._containers, *self._objects))
+        slots = any(_read(slot, value) is not one for slot, value, one in self._slots)
+        tensors = any(version_of(tensor) != version and not torch.equal(tensor, numbers) for tensor, numbers, version in self._tensors)
+        return containers or slots or tensors or any(_bytes_of(value) != _bytes_of(numbers) for value, numbers in self._arrays)
 
     def put_back(self) -> None:
         """Containers and objects hold what they held, and tensors and arrays the same numbers."""
         for value, held in self._containers:
             _refill(value, held)
         for attributes, then in self._objects:
-            _give_back(attributes, then)
+            give_back(attributes, then)
         for slot, value, one in self._slots:
             if _read(slot, value) is not one:
                 with suppress(AttributeError):  # a frozen object, of which somebody wrote past that
@@ -86,15 +101,26 @@ class Holders:
                     with suppress(RuntimeError):
                         tensor.copy_(numbers)
         for value, numbers in self._arrays:
-            with suppress(ValueError):  # it may not be written to, and was not
-                value[:] = numbers
+            with suppress(ValueError, BufferError):  # it may not be written to, and was not; somebody looks at a grown one
+                value[... if isinstance(value, numpy.ndarray) else slice(None)] = numbers
+
+    def _noted_if_known(self, value: Any) -> list[Any]:
+        try:
+            return self._noted(value)
+        except _TooMuch:
+            raise
+        except Exception:  # _Unknown, or whatever somebody's class raises where it is looked at
+            if self.opaque is None:
+                raise
+            self.opaque.append(value)
+            return []
 
     def _noted(self, value: Any) -> list[Any]:
         """What lies in ``value``, which is noted."""
         kind = type(value)
         if isinstance(value, Tensor):
             self._note_numbers(value)
-            return []
+            return [value.__dict__]
         if kind in _CONTAINERS:
             if value is sys.modules:
                 return []
@@ -106,6 +132,8 @@ class Holders:
             return list(value)
         if kind is partial:
             return [value.func, value.args, value.keywords]
+        if kind is MethodType:
+            return [value.__self__, value.__func__]
         if kind in (numpy.ndarray, array.array, bytearray):
             self._note_array(value)
             return []
@@ -114,6 +142,8 @@ class Holders:
         if (isinstance(value, nn.Module) or is_plain_namespace(value) or kind in _AROUND or is_own_object(value)
                 or kind.__module__ == _CACHES):
             return self._noted_object(value)
+        if self.opaque is not None and isinstance(value, (MutableMapping, MutableSequence, MutableSet)):
+            raise _Unknown  # a package's own, such as a mapping of weak keys
         return []
 
     def _noted_object(self, value: Any) -> list[Any]:
@@ -129,7 +159,7 @@ class Holders:
     def _count(self, more: int) -> None:
         self._left -= 1 + more // 100
         if self._left < 0:
-            raise _Unknown
+            raise _TooMuch
 
     def _note_numbers(self, tensor: Tensor) -> None:
         nbytes, overlaps = tensor.numel() * tensor.element_size(), 0 in tensor.stride() if tensor.layout is torch.strided else True
@@ -138,7 +168,7 @@ class Holders:
 
     def _note_array(self, value: Any) -> None:
         is_array = type(value) is numpy.ndarray
-        if (is_array and not value.ndim) or not self._are_few(value.nbytes if is_array else memoryview(value).nbytes):
+        if not self._are_few(value.nbytes if is_array else memoryview(value).nbytes):
             raise _Unknown
         self._arrays.append((value, value.copy() if is_array else value[:]))
 
@@ -153,7 +183,7 @@ def _refill(value: Any, held: Any) -> None:
         value.difference_update(value - held)
         value.update(held)
     elif type(value) in _MAPPINGS:
-        _give_back(value, held)
+        give_back(value, held)
     elif list(map(id, value)) != list(map(id, held)):
         if type(value) is list:
             value[:] = held
@@ -162,12 +192,23 @@ def _refill(value: Any, held: Any) -> None:
             value.extend(held)
 
 
+def _differs(value: Any, held: Any) -> bool:
+    if isinstance(held, dict):
+        return any(value.get(key, ABSENT) is not one for key, one in held.items()) or any(
+            stays_away(value, key, held.get(key, ABSENT)) for key in value)
+    return bool(value != held) if type(value) is set else list(map(id, value)) != list(map(id, held))
+
+
+def _bytes_of(numbers: Any) -> bytes:
+    return bytes(numbers.tobytes()) if isinstance(numbers, (numpy.ndarray, array.array)) else bytes(numbers)
+
+
 def stays_away(now: Mapping[Any, Any], key: Any, then: Any) -> bool:
     """Whether a key that a mapping did not have (``then`` is ``ABSENT``) is to be taken from it again."""
     return then is ABSENT and key in now and not isinstance(now[key], _STAYING)
 
 
-def _give_back(now: dict[Any, Any], then: dict[Any, Any]) -> None:
+def give_back(now: dict[Any, Any], then: dict[Any, Any]) -> None:
     """Key by key, so that nobody finds a mapping empty meanwhile; in the order in which they were."""
     for key in [key for key in now if stays_away(now, key, then.get(key, ABSENT))]:
         del now[key]

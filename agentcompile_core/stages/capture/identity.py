@@ -50,8 +50,12 @@ class Identity:
 
 def identity(loaded: LoadedModel) -> Identity:
     """Digest everything that the graphs of ``loaded`` depend on. Computes nothing and changes nothing; well under a second."""
+    return identity_by(digested(loaded.module), loaded)
+
+
+def identity_by(digests: Digests, loaded: LoadedModel) -> Identity:
+    """The same by a walk that looked at its module just now."""
     root = loaded.module
-    digests = digested(root)
     inputs = [_input(digests, (getattr(loaded, "example_inputs", ()), getattr(loaded, "example_keywords", {})))]
     parts = [digests.of(root), *_tensors(root), "inputs", *inputs, "hooks", *_global_hooks(digests), "changes", digests.changes()]
     model = join(*parts)

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...runtime.device import forked_rng
 from ...runtime.unregistered import is_of_all
-from .code_state import state_of_code
-from .holders import Holders
+from .holders import Holders, give_back
 from .storages import storage_of
 from .unsupported import Unsupported
 
@@ -43,30 +42,41 @@ def as_it_was(model: nn.Module) -> Iterator[list[str]]:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Random generators, buffers, attributes and parts are afterwards what they were, and what attributes and code lead to (``Holders``).
+    """Random generators, buffers, attributes and parts are afterwards what they were, and what attributes lead to (``Holders``).
 
     Attributes are the same objects again, and tensors among them hold what they held. Python's and numpy's generators count, too.
     """
-    before, holders = _structure(module), Holders()
-    known = (*module.modules(), *module.parameters(), *module.buffers())
-    held = {id(value): (value, _content(value))
-            for _, attributes, buffers, _ in before.values() for value in (*attributes.values(), *buffers.values())}
-    holders.look_at((value for _, attributes, _, _ in before.values() for name, value in attributes.items()
-                     if not is_of_all(name) and not isinstance(value, Tensor)),
-                    known=known)
-    code = state_of_code(module, known)
-    drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
+    noted = Noted(module)
     with forked_rng({t.device for t in module.parameters()}):
         try:
             yield
         finally:
-            random.setstate(drawn)
-            numpy.random.set_state(drawn_by_numpy)
-            _put_back(before)
-            for value, content in held.values():
-                _refill(value, content)
-            holders.put_back()
-            code.put_back()
+            noted.put_back()
+
+
+class Noted:
+    """What a module holds now, and generators of Python and numpy; ``put_back`` gives it back, as often as it is asked to."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._before, self._holders = _structure(module), Holders()
+        self._held = {id(value): (value, _content(value))
+                      for _, attributes, buffers, _ in self._before.values() for value in (*attributes.values(), *buffers.values())}
+        registered = (*module.parameters(), *module.buffers())
+        self._of_tensors = [(vars(tensor), dict(vars(tensor))) for tensor in registered]
+        self._holders.look_at((value for _, attributes, _, _ in self._before.values() for name, value in attributes.items()
+                               if not is_of_all(name) and not isinstance(value, Tensor)), known=(*module.modules(), *registered))
+        self._drawn, self._drawn_by_numpy = random.getstate(), numpy.random.get_state()
+
+    def put_back(self) -> None:
+        """The module holds again what it held."""
+        random.setstate(self._drawn)
+        numpy.random.set_state(self._drawn_by_numpy)
+        _put_back(self._before)
+        for value, content in self._held.values():
+            _refill(value, content)
+        for attributes, then in self._of_tensors:
+            give_back(attributes, then)
+        self._holders.put_back()
 
 
 _Structure = dict[str, tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]]

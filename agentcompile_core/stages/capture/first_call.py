@@ -1,0 +1,76 @@
+"""What the first call of a plain module fills where no attribute leads to, and whether later results depend on what that call was given.
+
+Most fill nothing there. Of those that do the same call is made from the state before, alone and behind another one. Where these differ the
+module remembers: it is as it was before, and runs itself. Else it is left as one call with its example inputs leaves it, so that what
+is set up once (a late import that registers itself, an operator that is defined) is set up, and its graph is captured
+from there.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ...plugin.interfaces import LoadedModel
+from ...runtime.device import forked_rng
+from .code_state import CodeState, state_of_code
+from .comparison import Arguments, given_to, has_data
+from .dependence import REMEMBERS, answer, apart, others_than
+from .evaluating import evaluating
+from .left_behind import Noted
+from .object_digest import Digests
+
+
+def begun(loaded: LoadedModel, walk: Digests) -> Callable[[], str]:
+    """What makes the first call and gives one clause on how the module remembers; empty: it does not, or nobody can know.
+
+    What the code of ``loaded`` keeps is noted now, by a ``walk`` that looked at it just now.
+    """
+    state = state_of_code(loaded.module, walk) if hasattr(loaded, "example_inputs") and has_data(loaded) else None
+    return (lambda: _first_call(loaded, state)) if state is not None else (lambda: "")
+
+
+def _first_call(loaded: LoadedModel, state: CodeState) -> str:
+    module, given = loaded.module, given_to(loaded)
+    with torch.no_grad(), evaluating(module), forked_rng({t.device for t in module.parameters()}):
+        before = Noted(module)
+        try:
+            answer(module, given)
+        except Exception:  # whoever captures it says why
+            before.put_back()
+            return ""
+        if not state.changed():
+            before.put_back()
+            return ""
+        attributes, code = Noted(module), state.again()
+        before.put_back()
+        if not state.changed():  # but for what attributes lead to
+            return ""
+        filled, only_caches = state.beyond_return(), not state.changed(but_caches=True)
+        why = f"its forward fills a {filled}, which cannot be emptied again to see what depends on it" if filled else ""
+        if not filled and _remembers(loaded, before, state):
+            before.put_back()
+            if state.put_back_for_good():
+                return REMEMBERS
+            why = f"{REMEMBERS}; build it anew, since a cache that is not empty holds what its example inputs gave"
+        code.put_back()
+        (before if only_caches else attributes).put_back()
+        return why
+
+
+def _remembers(loaded: LoadedModel, before: Noted, state: CodeState) -> bool:
+    """Whether a call from the state before has another result behind another call; False, too, where it cannot be made from there."""
+    module, given = loaded.module, given_to(loaded)
+
+    def last_of(*calls: Arguments) -> list[Any]:
+        before.put_back()
+        state.put_back()
+        return [answer(module, one) for one in calls][-1]
+
+    with suppress(Exception):  # what is set up once cannot be set up again
+        alone = last_of(given)
+        for other in others_than(given):
+            with suppress(Exception):  # other numbers need not be what the module takes
+                return apart(last_of(other, given), alone)
+    return False

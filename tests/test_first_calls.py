@@ -1,0 +1,177 @@
+"""What a first call sets up stays so; what it fills beside things that cannot be given back is seen all the same."""
+
+import functools
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from test_code_state import TABLE, Make, Module, X, Y, compiled
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    TABLE.clear()
+
+
+class Box:
+    """Rows beside a lock."""
+
+    def __init__(self) -> None:
+        self.lock, self.rows = threading.Lock(), list[float]()
+
+
+def lazily_registered() -> Make:
+    """What a late import puts into a table of another module, which no second import would do again."""
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        import registering_of_a_test  # noqa: F401
+
+        found: torch.Tensor = TABLE["double"] * x
+        return found
+
+    return kept
+
+
+def defined_once() -> Make:
+    name = f"code_state::of_{len(DEFINED)}"
+
+    @functools.cache
+    def define() -> None:
+        torch.library.define(name, "(Tensor x) -> Tensor")
+        DEFINED.append(name)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        define()
+        return x * 2
+
+    return kept
+
+
+def flagged_once() -> Make:
+    box, is_ready = Box(), False
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        nonlocal is_ready
+        if not is_ready:
+            box.rows.append(2.0)
+            is_ready = True
+        (factor,) = box.rows
+        return x * factor
+
+    return kept
+
+
+def grown_once() -> Make:
+    numbers, views = bytearray(b"ab"), []
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if len(numbers) < 9:
+            numbers.extend(b"x" * 9)
+            views.append(memoryview(numbers))  # which forbids to make it smaller
+        return x * len(numbers[:2])
+
+    return kept
+
+
+def warm_cache() -> Make:
+    @functools.lru_cache
+    def twos(rows: int) -> torch.Tensor:
+        return torch.full((), 2.0)
+
+    twos(7)
+    return lambda x: x * twos(x.shape[0])
+
+
+def by_what_says_that_it_is_a_function() -> Make:
+    class Said:
+        __class__ = types.FunctionType  # type: ignore[assignment]
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    said = Said()
+    return lambda x: said(x)
+
+
+class Noting:
+    def __init__(self, make: Make) -> None:
+        self.made: dict[int, torch.Tensor] = {}
+        self.make = make
+
+    def note(self, x: torch.Tensor) -> torch.Tensor:
+        return self.made.setdefault(x.shape[-1], self.make(x))
+
+
+DEFINED: list[str] = []
+SET_UP = (lazily_registered, defined_once, flagged_once, grown_once, warm_cache, by_what_says_that_it_is_a_function)
+
+
+@pytest.mark.parametrize("made", SET_UP)
+def test_what_is_set_up_by_a_first_call_stays_so_and_is_captured(made: Callable[[], Make], tmp_path: Path, monkeypatch: Any) -> None:
+    text = "import torch\nfrom test_code_state import TABLE\nTABLE['double'] = torch.tensor(2.0)\n"
+    (tmp_path / "registering_of_a_test.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = Module(made())
+    found = compiled(module)
+    assert not found.graphs.eager_reason, found.notes
+    for x in (X, Y):
+        assert torch.equal(found(x), x - 2 * x) and torch.equal(module(x), x - 2 * x)
+    sys.modules.pop("registering_of_a_test", None)
+
+
+@pytest.mark.parametrize("beside", [threading.Lock, threading.local, lambda: numpy.array(3.0), lambda: numpy.zeros(1 << 18)])
+def test_what_cannot_be_given_back_and_stays_as_it_is_hides_nothing(beside: Callable[[], Any]) -> None:
+    def in_a_closure_beside(make: Make) -> Make:
+        memo, other = list[torch.Tensor](), beside()
+
+        def kept(x: torch.Tensor) -> torch.Tensor:
+            if not memo:
+                memo.append(make(x))
+            return memo[0] if other is not None else x
+
+        return kept
+
+    assert "called with before" in compiled(Module(in_a_closure_beside(torch.Tensor.mean))).graphs.eager_reason
+    assert not compiled(Module(in_a_closure_beside(lambda x: torch.ones(())))).graphs.eager_reason
+
+
+def test_an_object_is_seen_behind_its_method_and_a_memo_on_a_tensor() -> None:
+    module = Module(Noting(torch.Tensor.mean).note)
+    made = compiled(module)
+    assert "called with before" in made.graphs.eager_reason and torch.equal(made(Y), Y - Y.mean())
+    assert not compiled(Module(Noting(lambda x: torch.ones(())).note)).graphs.eager_reason
+    marked = torch.zeros(2)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(marked, "memo"):
+            marked.memo = x.mean()  # type: ignore[attr-defined]
+        found: torch.Tensor = marked.memo  # type: ignore[attr-defined]
+        return found
+
+    made = compiled(Module(kept))
+    assert "called with before" in made.graphs.eager_reason and torch.equal(made(Y), Y - Y.mean())
+
+
+def test_what_another_thread_writes_meanwhile_is_lost_for_the_time_of_a_few_calls_at_most() -> None:
+    steps, is_over = {"n": 0}, threading.Event()
+
+    def count() -> None:
+        while not is_over.wait(0.002):
+            steps["n"] += 1
+            done.append(1)
+
+    done: list[int] = []
+    thread = threading.Thread(target=count)
+    thread.start()
+    while len(done) < 50:
+        time.sleep(0.01)
+    compiled(Module(lambda x: x if steps is not None else 2 * x))
+    is_over.set()
+    thread.join()
+    assert steps["n"] >= 0.8 * len(done)
