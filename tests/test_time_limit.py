@@ -20,7 +20,6 @@ from agentcompile_core.plugin import time_limit
 from agentcompile_core.plugin.catalog import Catalog
 from agentcompile_core.plugin.time_limit import OutOfTime, within
 
-
 AS_IT_IS = time_limit.LOOK_S
 
 
