@@ -55,7 +55,7 @@ class CodeState:
     def put_back(self) -> None:
         """Names mean what they meant, and what they lead to holds what it held. Caches stand aside: names of them mean empty ones."""
         fresh = {at: functools.lru_cache(**cache.cache_parameters())(cache.__wrapped__) for at, (cache, _) in self._caches.items()}
-        self._give_back({at: fresh[at] for at in fresh})
+        self._give_back(fresh)
 
     def put_back_for_good(self) -> bool:
         """The same, but with the caches themselves; whether these hold again what they held: those that were empty do."""
@@ -103,12 +103,12 @@ class CodeState:
             wanted = {name: in_place.get(id(value), value) for name, value in then.items() if value is not ABSENT}
             scope.update({name: value for name, value in wanted.items() if scope.get(name, ABSENT) is not value})
         for cls, held in self._classes:
-            for name in [name for name in vars(cls) if name not in _OF_PYTHON and stays_away(vars(cls), name, held.get(name, ABSENT))]:
-                type.__delattr__(cls, name)
-            for name, value in held.items():
-                value = in_place.get(id(value), value)
-                if vars(cls).get(name, ABSENT) is not value:
-                    with suppress(AttributeError, TypeError):  # of a class that cannot be written to
+            with suppress(AttributeError, TypeError):  # of a class that cannot be written to
+                for name in [name for name in vars(cls) if name not in _OF_PYTHON and stays_away(vars(cls), name, held.get(name, ABSENT))]:
+                    type.__delattr__(cls, name)
+                for name, value in held.items():
+                    value = in_place.get(id(value), value)
+                    if vars(cls).get(name, ABSENT) is not value:
                         type.__setattr__(cls, name, value)
         for of, defaults, by_name in self._functions:
             of.__defaults__, of.__kwdefaults__ = defaults, by_name

@@ -1,9 +1,8 @@
 """What the first call of a plain module fills where no attribute leads to, and whether later results depend on what that call was given.
 
-Most fill nothing there. Of those that do the same call is made from the state before, alone and behind another one. Where these differ the
-module remembers: it is as it was before, and runs itself. Else it is left as one call with its example inputs leaves it, so that what
-is set up once (a late import that registers itself, an operator that is defined) is set up, and its graph is captured
-from there.
+Most fill nothing there. Of those that do the same call is made from the state before, alone and behind another one. Where these differ, the
+module remembers: it is as it was before, and runs itself. Else it is left as one call with its example inputs leaves it, so that what is
+set up once (a late import that registers itself, an operator that it defines) is set up, and its graph is captured from there.
 """
 
 from collections.abc import Callable
@@ -47,16 +46,27 @@ def _first_call(loaded: LoadedModel, state: CodeState) -> str:
         before.put_back()
         if not state.changed():  # but for what attributes lead to
             return ""
-        filled, only_caches = state.beyond_return(), not state.changed(but_caches=True)
-        why = f"its forward fills a {filled}, which cannot be emptied again to see what depends on it" if filled else ""
-        if not filled and _remembers(loaded, before, state):
-            before.put_back()
-            if state.put_back_for_good():
-                return REMEMBERS
-            why = f"{REMEMBERS}; build it anew, since a cache that is not empty holds what its example inputs gave"
+        kept = before if not state.changed(but_caches=True) else attributes
+        try:
+            why = _why(loaded, before, state)
+            if why == REMEMBERS:
+                before.put_back()
+                if state.put_back_for_good():
+                    return why
+                why = f"{REMEMBERS}; build it anew, since a cache that was not empty holds what its example inputs gave"
+        except BaseException:  # somebody stopped it
+            code.put_back()
+            kept.put_back()
+            raise
         code.put_back()
-        (before if only_caches else attributes).put_back()
+        kept.put_back()
         return why
+
+
+def _why(loaded: LoadedModel, before: Noted, state: CodeState) -> str:
+    if filled := state.beyond_return():
+        return f"its forward fills a {filled}, which cannot be emptied again to see what depends on it"
+    return REMEMBERS if _remembers(loaded, before, state) else ""
 
 
 def _remembers(loaded: LoadedModel, before: Noted, state: CodeState) -> bool:
