@@ -1,6 +1,7 @@
 """What a first call sets up stays so; what it fills beside things that cannot be given back is seen all the same."""
 
 import functools
+import inspect
 import sys
 import threading
 import time
@@ -13,6 +14,9 @@ import numpy
 import pytest
 import torch
 from test_code_state import TABLE, Make, Module, X, Y, compiled
+
+from agentcompile_core.stages.capture import first_call
+from agentcompile_core.stages.capture.dependence import answer
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +179,24 @@ def test_what_another_thread_writes_meanwhile_is_lost_for_the_time_of_a_few_call
     is_over.set()
     thread.join()
     assert steps["n"] >= 0.8 * len(done)
+
+
+def test_whoever_stops_it_finds_names_as_one_call_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, memo = functools.lru_cache(lambda: 3.0), list[torch.Tensor]()
+    calls = [made]
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not memo:
+            memo.append(x.mean() * made())
+        return memo[0]
+
+    def stopped(*asked: Any) -> Any:
+        calls.append(made)
+        if len(calls) == 4:  # the module's third call, in a state that was put back
+            raise KeyboardInterrupt
+        return answer(*asked)
+
+    monkeypatch.setattr(first_call, "answer", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(Module(kept))
+    assert inspect.getclosurevars(kept).nonlocals["made"] is calls[0] and torch.equal(memo[0], X.mean() * 3)
