@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 from test_code_state import TABLE, Make, Module, X, Y, compiled
+from torch import nn
 
 from agentcompile_core.stages.capture import first_call
 from agentcompile_core.stages.capture.dependence import answer
@@ -179,6 +180,91 @@ def test_what_another_thread_writes_meanwhile_is_lost_for_the_time_of_a_few_call
     is_over.set()
     thread.join()
     assert steps["n"] >= 0.8 * len(done)
+
+
+class Table(dict):  # type: ignore[type-arg]
+    """A mapping whose keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Held(nn.Module):
+    """A cache of its own, or within something that it holds, of what code keeps."""
+
+    def __init__(self, around: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.last = [torch.zeros(())]
+        self.cached = around(functools.lru_cache(lambda rows: self.last[0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last[0] = x.mean()
+        cached = self.cached["of"] if isinstance(self.cached, dict) else self.cached
+        return x - cached(x.shape[0])
+
+
+@pytest.mark.parametrize("around", [lambda cache: cache, lambda cache: {"of": cache}])
+def test_a_cache_is_seen_wherever_it_is_held(around: Callable[[Any], Any]) -> None:
+    assert "called with before" in compiled(Held(around)).graphs.eager_reason
+
+
+def test_a_mapping_of_ones_own_that_is_written_like_any_is_given_back() -> None:
+    def of(make: Make) -> Make:
+        table = Table()
+
+        def kept(x: torch.Tensor) -> torch.Tensor:
+            if "memo" not in table:
+                table["memo"] = make(x)
+            found: torch.Tensor = table.memo
+            return found
+
+        return kept
+
+    assert not compiled(Module(of(lambda x: torch.ones(())))).graphs.eager_reason
+    made = compiled(Module(of(torch.Tensor.mean)))
+    assert "called with before" in made.graphs.eager_reason and torch.equal(made(Y), Y - Y.mean())
+
+
+def test_a_function_that_is_made_around_a_result_is_one() -> None:
+    made_later: dict[str, Make] = {}
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if "less" not in made_later:
+            mean = x.mean()
+            made_later["less"] = lambda z: mean + 0 * z
+        return made_later["less"](x)
+
+    assert "called with before" in compiled(Module(kept)).graphs.eager_reason
+
+
+def test_on_which_side_of_something_the_first_numbers_lay_is_remembered_too() -> None:
+    sides: list[bool] = []
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not sides:
+            sides.append(bool(x.abs().max() > 0))
+        return x if sides[0] else 2 * x
+
+    assert "called with before" in compiled(Module(kept)).graphs.eager_reason
+
+
+def test_a_mapping_that_another_thread_fills_is_left_alone() -> None:
+    table, is_over = dict.fromkeys(range(20_000), 0), threading.Event()
+
+    def fill() -> None:
+        while not is_over.is_set():
+            table[len(table)] = 0
+            if len(table) % 20 == 0:
+                time.sleep(0.0002)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        compiled(Module(lambda x: x if table else 2 * x))
+    finally:
+        is_over.set()
+        thread.join()
+    assert list(table) == list(range(len(table))) and len(table) > 20_000
 
 
 def test_whoever_stops_it_finds_names_as_one_call_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,7 @@ class CodeState:
 
     def put_back(self) -> None:
         """Names mean what they meant, and what they lead to holds what it held. Caches stand aside: names of them mean empty ones."""
-        fresh = {at: functools.lru_cache(**cache.cache_parameters())(cache.__wrapped__) for at, (cache, _) in self._caches.items()}
-        self._give_back(fresh)
+        self._give_back({at: _emptied(cache) for at, (cache, _) in self._caches.items()})
 
     def put_back_for_good(self) -> bool:
         """The same, but with the caches themselves; whether these hold again what they held: those that were empty do."""
@@ -112,7 +111,7 @@ class CodeState:
                         type.__setattr__(cls, name, value)
         for of, defaults, by_name in self._functions:
             of.__defaults__, of.__kwdefaults__ = defaults, by_name
-        self._holders.put_back()
+        self._holders.put_back(in_place)
 
 
 def state_of_code(module: nn.Module, walk: Digests) -> CodeState | None:
@@ -129,6 +128,7 @@ def state_of_code(module: nn.Module, walk: Digests) -> CodeState | None:
             found._caches[id(value)] = value, value.cache_info()
     found._names += [(vars(used), _under(vars(used), names)) for used, names in walk.modules_met()
                      if not libraries.is_library_module(used.__name__)]
+    found._names += [(vars(part), {name: one for name, one in vars(part).items() if type(one) is _Cache}) for part in module.modules()]
     return found if found.note_contents(walk) else None
 
 
@@ -143,6 +143,12 @@ def _of_class(cls: type) -> dict[str, Any]:
 
 def _under(scope: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: scope.get(name, ABSENT) for name in names}
+
+
+def _emptied(cache: Any) -> Any:
+    made = functools.lru_cache(**cache.cache_parameters())(cache.__wrapped__)
+    vars(made).update(vars(cache))
+    return made
 
 
 def _content(cell: CellType) -> Any:

@@ -6,7 +6,7 @@ While it runs it is watched for clocks, random numbers of Python and numpy, file
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -86,22 +86,33 @@ def _seen(loaded: LoadedModel) -> str:
 def _remembers(loaded: LoadedModel) -> str:
     """One clause on a module that answers the same call otherwise where another one came before it, from the state that it has now."""
     module, given = loaded.module, given_to(loaded)
-    for other in others_than(given):
-        try:
-            with undisturbed(module):
-                answer(module, other)
-                behind = answer(module, given)
-            with undisturbed(module):
-                alone = answer(module, given)
-        except Exception:  # other numbers need not be what the module takes
-            continue
-        return REMEMBERS if apart(behind, alone) else ""
-    return ""
+    def last_of(*calls: Arguments) -> list[Any]:
+        with undisturbed(module):
+            return [answer(module, one) for one in calls][-1]
+
+    return REMEMBERS if is_another_behind(given, last_of) else ""
 
 
-def others_than(given: Arguments) -> tuple[Arguments, ...]:
-    """Other arguments of the same form, of which a module need not take each."""
-    return _turned(random_inputs(given)), random_inputs(given), _turned(given)
+def is_another_behind(given: Arguments, last_of: Callable[..., list[Any]]) -> bool:
+    """Whether the result of the last of some calls, from one state, is another one behind a call with other arguments.
+
+    Random ones, and zeros, since what a call leaves may say no more than on which side of something its numbers lie.
+    """
+    alone: list[Any] | None = None
+    for others in ((_turned(random_inputs(given)), random_inputs(given), _turned(given)), (_zeros(given),)):
+        for other in others:
+            with suppress(Exception):  # other numbers need not be what the module takes
+                behind = last_of(other, given)
+                alone = alone or last_of(given)
+                if apart(behind, alone):
+                    return True
+                break
+    return False
+
+
+def _zeros(given: Arguments) -> Arguments:
+    zeros: Arguments = pytree.tree_map_only(Tensor, lambda tensor: tensor * 0 if tensor.is_floating_point() else tensor, given)
+    return zeros
 
 
 def _turned(given: Arguments) -> Arguments:

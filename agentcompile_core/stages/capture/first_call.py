@@ -5,8 +5,9 @@ module remembers: it is as it was before, and runs itself. Else it is left as on
 set up once (a late import that registers itself, an operator that it defines) is set up, and its graph is captured from there.
 """
 
+import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime.device import forked_rng
 from .code_state import CodeState, state_of_code
 from .comparison import Arguments, given_to, has_data
-from .dependence import REMEMBERS, answer, apart, others_than
+from .dependence import REMEMBERS, answer, is_another_behind
 from .evaluating import evaluating
 from .left_behind import Noted
 from .object_digest import Digests
+
+LOOK_S = 0.02  # between two looks at what other threads may write to
 
 
 def begun(loaded: LoadedModel, walk: Digests) -> Callable[[], str]:
@@ -36,17 +39,19 @@ def _first_call(loaded: LoadedModel, state: CodeState) -> str:
         before = Noted(module)
         try:
             answer(module, given)
-        except Exception:  # whoever captures it says why
+        except BaseException as exc:  # whoever captures it says why
             before.put_back()
+            state.put_back_for_good()
+            if isinstance(exc, Exception):
+                return ""
+            raise
+        after, code = Noted(module), state.again()
+        if state.changed() and _is_at_work(code):
             return ""
-        if not state.changed():
-            before.put_back()
-            return ""
-        attributes, code = Noted(module), state.again()
         before.put_back()
         if not state.changed():  # but for what attributes lead to
             return ""
-        kept = before if not state.changed(but_caches=True) else attributes
+        kept = before if not state.changed(but_caches=True) else after
         try:
             why = _why(loaded, before, state)
             if why == REMEMBERS:
@@ -55,12 +60,20 @@ def _first_call(loaded: LoadedModel, state: CodeState) -> str:
                     return why
                 why = f"{REMEMBERS}; build it anew, since a cache that was not empty holds what its example inputs gave"
         except BaseException:  # somebody stopped it
-            code.put_back()
+            code.put_back_for_good()
             kept.put_back()
             raise
-        code.put_back()
+        code.put_back_for_good()
         kept.put_back()
         return why
+
+
+def _is_at_work(code: CodeState) -> bool:
+    """Whether another thread writes to what was just noted; of such things nobody takes back anything."""
+    if threading.active_count() == 1:
+        return False
+    time.sleep(LOOK_S)
+    return code.changed()
 
 
 def _why(loaded: LoadedModel, before: Noted, state: CodeState) -> str:
@@ -70,17 +83,11 @@ def _why(loaded: LoadedModel, before: Noted, state: CodeState) -> str:
 
 
 def _remembers(loaded: LoadedModel, before: Noted, state: CodeState) -> bool:
-    """Whether a call from the state before has another result behind another call; False, too, where it cannot be made from there."""
-    module, given = loaded.module, given_to(loaded)
-
+    """Whether a call from the state before has another result behind another call; False, too, where it cannot be made from there: what is
+    set up once cannot be set up again."""
     def last_of(*calls: Arguments) -> list[Any]:
         before.put_back()
         state.put_back()
-        return [answer(module, one) for one in calls][-1]
+        return [answer(loaded.module, one) for one in calls][-1]
 
-    with suppress(Exception):  # what is set up once cannot be set up again
-        alone = last_of(given)
-        for other in others_than(given):
-            with suppress(Exception):  # other numbers need not be what the module takes
-                return apart(last_of(other, given), alone)
-    return False
+    return is_another_behind(given_to(loaded), last_of)

@@ -6,11 +6,12 @@ another thread may be at work on, nothing but the attributes themselves is. What
 
 import array
 import sys
+import threading
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, MutableSet
 from contextlib import suppress
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -19,6 +20,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from ...runtime.held import is_own_object, is_plain_namespace, member_slots
+from ...runtime.installed_packages import is_own_class
 from ...runtime.module_changes import version_of
 
 MOST = 20_000  # lists, mappings, sets and objects of one model
@@ -32,6 +34,8 @@ _SHARED = frozenset({"_thread", "threading", "queue", "multiprocessing", "concur
 # What was put into a mapping meanwhile and stays there, such as an imported module in ``sys.modules``: nothing that a forward computes.
 _STAYING = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
 ABSENT = object()
+_OF_ANY = frozenset({"__new__", "__init__", "__doc__", "__repr__", "__str__", "__hash__", "__class_getitem__", "__getattribute__", "copy",
+                     "__reversed__", "__sizeof__", "__reduce__", "fromkeys"})  # of a container, which neither read nor write what it holds
 
 
 class _Unknown(Exception):
@@ -85,12 +89,13 @@ class Holders:
         tensors = any(version_of(tensor) != version and not torch.equal(tensor, numbers) for tensor, numbers, version in self._tensors)
         return containers or slots or tensors or any(_bytes_of(value) != _bytes_of(numbers) for value, numbers in self._arrays)
 
-    def put_back(self) -> None:
-        """Containers and objects hold what they held, and tensors and arrays the same numbers."""
-        for value, held in self._containers:
-            _refill(value, held)
-        for attributes, then in self._objects:
-            give_back(attributes, then)
+    def put_back(self, in_place: Mapping[int, Any] = MappingProxyType({})) -> None:
+        """Containers and objects hold what they held, and tensors and arrays the same numbers.
+
+        ``in_place``: what they hold instead of something, by its address.
+        """
+        for value, held in (*self._containers, *self._objects):
+            _refill(value, _replaced(held, in_place) if in_place else held)
         for slot, value, one in self._slots:
             if _read(slot, value) is not one:
                 with suppress(AttributeError):  # a frozen object, of which somebody wrote past that
@@ -137,6 +142,13 @@ class Holders:
         if kind in (numpy.ndarray, array.array, bytearray):
             self._note_array(value)
             return []
+        if kind is threading.local and self.opaque is not None:  # of this thread
+            return self._noted_object(value)
+        if is_plain_subclass(kind):
+            self._count(len(value))
+            held = dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+            self._containers.append((value, held))
+            return [*self._noted_object(value), *(held.values() if isinstance(held, dict) else held)]
         if isinstance(value, (list, dict, set, deque, bytearray, array.array)) or kind.__module__.partition(".")[0] in _SHARED:
             raise _Unknown
         if (isinstance(value, nn.Module) or is_plain_namespace(value) or kind in _AROUND or is_own_object(value)
@@ -178,14 +190,27 @@ class Holders:
         return few
 
 
+def _replaced(held: Any, in_place: Mapping[int, Any]) -> Any:
+    if isinstance(held, dict):
+        return {key: in_place.get(id(one), one) for key, one in held.items()}
+    return held if isinstance(held, set) else [in_place.get(id(one), one) for one in held]
+
+
+def is_plain_subclass(kind: type) -> bool:
+    """Whether a class is of lists, mappings or sets and changes nothing of how these are read and written."""
+    base = next((base for base in (dict, list, set) if issubclass(kind, base)), None)
+    names = vars(base).keys() - _OF_ANY if base is not None and is_own_class(kind) else ()
+    return bool(names) and all(getattr(kind, name) is getattr(base, name) for name in names)
+
+
 def _refill(value: Any, held: Any) -> None:
-    if type(value) is set:
+    if isinstance(held, set):
         value.difference_update(value - held)
         value.update(held)
-    elif type(value) in _MAPPINGS:
+    elif isinstance(held, dict):
         give_back(value, held)
     elif list(map(id, value)) != list(map(id, held)):
-        if type(value) is list:
+        if isinstance(value, list):
             value[:] = held
         else:
             value.clear()
@@ -195,8 +220,8 @@ def _refill(value: Any, held: Any) -> None:
 def _differs(value: Any, held: Any) -> bool:
     if isinstance(held, dict):
         return any(value.get(key, ABSENT) is not one for key, one in held.items()) or any(
-            stays_away(value, key, held.get(key, ABSENT)) for key in value)
-    return bool(value != held) if type(value) is set else list(map(id, value)) != list(map(id, held))
+            stays_away(value, key, held.get(key, ABSENT)) for key in list(value))
+    return bool(value != held) if isinstance(held, set) else list(map(id, value)) != list(map(id, held))
 
 
 def _bytes_of(numbers: Any) -> bytes:
@@ -205,14 +230,25 @@ def _bytes_of(numbers: Any) -> bytes:
 
 def stays_away(now: Mapping[Any, Any], key: Any, then: Any) -> bool:
     """Whether a key that a mapping did not have (``then`` is ``ABSENT``) is to be taken from it again."""
-    return then is ABSENT and key in now and not isinstance(now[key], _STAYING)
+    if then is not ABSENT:
+        return False
+    one = now.get(key, ABSENT)
+    return one is not ABSENT and (not isinstance(one, _STAYING) or _holds_results(one))
+
+
+def _holds_results(function: Any) -> bool:
+    """Whether a function was made around what may have been computed."""
+    cells = function.__closure__ or () if type(function) is FunctionType else ()
+    with suppress(ValueError):  # an empty cell
+        return any(not isinstance(cell.cell_contents, _STAYING) for cell in cells)
+    return True
 
 
 def give_back(now: dict[Any, Any], then: dict[Any, Any]) -> None:
     """Key by key, so that nobody finds a mapping empty meanwhile; in the order in which they were."""
-    for key in [key for key in now if stays_away(now, key, then.get(key, ABSENT))]:
+    for key in [key for key in list(now) if stays_away(now, key, then.get(key, ABSENT))]:
         del now[key]
-    kept = [key for key in now if key in then]
+    kept = [key for key in list(now) if key in then]
     in_order = kept == [key for key in then if key in now]
     for key, one in then.items():
         if not in_order or now.get(key, ABSENT) is not one:
