@@ -45,8 +45,11 @@ def _first_call(loaded: LoadedModel, state: CodeState) -> str:
             if isinstance(exc, Exception):
                 return ""
             raise
+        if not state.changed():
+            before.put_back()
+            return ""
         after, code = Noted(module), state.again()
-        if state.changed() and _is_at_work(code):
+        if _is_at_work(code):
             return ""
         before.put_back()
         if not state.changed():  # but for what attributes lead to

@@ -19,6 +19,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from ...runtime.by_class import by_class
 from ...runtime.held import is_own_object, is_plain_namespace, member_slots
 from ...runtime.installed_packages import is_own_class
 from ...runtime.module_changes import version_of
@@ -144,7 +145,7 @@ class Holders:
             return []
         if kind is threading.local and self.opaque is not None:  # of this thread
             return self._noted_object(value)
-        if is_plain_subclass(kind):
+        if _is_plain_subclass(kind):
             self._count(len(value))
             held = dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
             self._containers.append((value, held))
@@ -196,7 +197,8 @@ def _replaced(held: Any, in_place: Mapping[int, Any]) -> Any:
     return held if isinstance(held, set) else [in_place.get(id(one), one) for one in held]
 
 
-def is_plain_subclass(kind: type) -> bool:
+@by_class
+def _is_plain_subclass(kind: type) -> bool:
     """Whether a class is of lists, mappings or sets and changes nothing of how these are read and written."""
     base = next((base for base in (dict, list, set) if issubclass(kind, base)), None)
     names = vars(base).keys() - _OF_ANY if base is not None and is_own_class(kind) else ()
