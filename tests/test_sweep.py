@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[1]
@@ -209,7 +209,24 @@ def test_an_estimate_is_exact_where_steps_grow_with_their_context(bench: Any, gi
     module = bench("peers.estimate")
     e2e, first = module.estimated(lambda *one: (asked.append(one), linear(*one))[1], given, new)
     assert first == 20.0 and e2e == pytest.approx(linear(given, new), rel=1e-9)
-    assert all(context + n <= given + new and context >= given for context, n in asked) and len(asked) == 6
+    assert all(context + n <= given + new and context >= given for context, n in asked)
+    at = module.contexts(given, new)
+    assert {context for context, _ in asked} == set(at)
+    step_ms = 5.0 + (given + new) / 1000
+    assert sum(linear(*one) for one in asked) <= sum(module.cost_ms(linear(context, 1), step_ms) for context in at), "as was said"
+
+
+@example(which=1, step_ms=2.5, off=0.05)
+@given(which=st.integers(1, 9), step_ms=st.floats(0.5, 4.0), off=st.floats(-0.5, 0.5))
+def test_one_prompt_that_took_longer_or_less_is_no_part_of_an_estimated_step(bench: Any, which: int, step_ms: float, off: float) -> None:
+    asked: dict[int, int] = {}
+
+    def ask(context: int, new: int) -> float:
+        asked[context] = number = asked.get(context, -1) + 1
+        return 215.0 * (1.0 + (off if number == which else 0.0)) + step_ms * (new - 1)
+
+    e2e, first = bench("peers.estimate").estimated(ask, 12288, 8192)
+    assert first == 215.0 and e2e == pytest.approx(first + 8191 * step_ms, rel=1e-9)
 
 
 def test_long_baselines_are_estimated_and_say_so_and_ours_is_not(bench: Any) -> None:

@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 
 from agentcompile_core.report import bench
 from peers.child import PeerDied
-from peers.estimate import SPAN, Ask, contexts, estimated
+from peers.estimate import SPAN, Ask, contexts, cost_ms, estimated
 
 OURS = "agentcompile"
 LONG_MS = 30_000.0  # runs that take longer have no whole warm-up and few repetitions
@@ -128,7 +128,7 @@ def _prepared(name: str, ask: Ask, workload: Workload, terms: Terms) -> Sampler:
     if name != OURS and whole > terms.estimate_over_ms and _may_be_estimated(new):
         cost = 0.0
         for context in contexts(given, new):  # prompts of these lengths are new to it
-            cost += 2 * ask(context, 1) + SPAN * step
+            cost += cost_ms(ask(context, 1), step)
         return Sampler(ask, workload, True, cost, 0.0)
     warm_ups = bench.WARM_UPS if whole <= LONG_MS else 0
     if terms.left_s() * 1e3 < RESERVE * (warm_ups + 1) * whole:
