@@ -243,7 +243,8 @@ ROTATIONS: dict[str, dict[str, Any]] = {
     "longrope": {"original_max_position_embeddings": LIMIT, "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0] * 8,
                  "factor": 2.0}}
 MODELS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {"head_dim": 16}, "cohere": {"num_hidden_layers": 1},  # the layers of one type turn alike
+    "gemma3_text": {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},  # of which the second turns by these
+    "cohere": {"num_hidden_layers": 1},  # the layers of one type turn alike
     "deepseek_v3": {"num_hidden_layers": 1, "kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 8,
                     "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
                     "moe_intermediate_size": 32, "num_key_value_heads": 4}}
