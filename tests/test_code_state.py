@@ -1,11 +1,14 @@
 """What a forward keeps where no attribute leads to: in closures, globals, classes, functions, caches and mappings of one's own."""
 
 import collections
+import contextvars
+import ctypes
 import functools
+import importlib
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -184,10 +187,84 @@ PLACES |= {kind.__name__: lambda make, kind=kind: in_a_mapping(kind())(make)
 CLOSED: dict[str, Callable[[], Any]] = {"a mapping of one's own": Noted, "a mapping of weak keys": weakref.WeakKeyDictionary}
 
 
+VARIABLE: contextvars.ContextVar[torch.Tensor] = contextvars.ContextVar("VARIABLE")
+BOX = ctypes.py_object()
+
+
+def in_a_context_variable(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if VARIABLE.get(None) is None:
+            VARIABLE.set(make(x))
+        return VARIABLE.get()
+
+    return kept
+
+
+def in_a_global_by_text(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if "BY_TEXT" not in globals():
+            globals()["BY_TEXT"] = make(x)
+        found: torch.Tensor = globals()["BY_TEXT"]
+        return found
+
+    return kept
+
+
+def as_a_name_of_a_library(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(torch.nn.functional, "memo_of_a_test"):
+            torch.nn.functional.memo_of_a_test = make(x)  # type: ignore[attr-defined]
+        found: torch.Tensor = torch.nn.functional.memo_of_a_test  # type: ignore[attr-defined]
+        return found
+
+    return kept
+
+
+def in_a_box_of_c(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not BOX:
+            BOX.value = make(x)
+        found: torch.Tensor = BOX.value
+        return found
+
+    return kept
+
+
+def in_a_python_module_found_by_text(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        state = importlib.import_module("state_of_a_test")
+        if not hasattr(state, "memo"):
+            state.memo = make(x)
+        found: torch.Tensor = state.memo
+        return found
+
+    return kept
+
+
+def in_a_generator(make: Make) -> Make:
+    def first() -> Generator[torch.Tensor, torch.Tensor, None]:
+        x = yield torch.zeros(())
+        memo = make(x)
+        while True:
+            yield memo
+
+    started = first()
+    next(started)
+    return started.send
+
+
+UNSEEN: dict[str, Any] = {made.__name__: made for made in (
+    in_a_context_variable, in_a_global_by_text, as_a_name_of_a_library, in_a_box_of_c, in_a_python_module_found_by_text, in_a_generator)}
+
+
 @pytest.fixture(autouse=True)
 def _empty() -> None:
-    global NUMBER
-    NUMBER = None
+    global NUMBER, BOX
+    NUMBER, BOX = None, ctypes.py_object()
+    globals().pop("BY_TEXT", None)
+    vars(torch.nn.functional).pop("memo_of_a_test", None)
+    if VARIABLE.get(None) is not None:
+        VARIABLE.set(None)  # type: ignore[arg-type]
     TABLE.clear()
     LAST.clear()
     sys.modules[STATE.__name__] = STATE
@@ -218,3 +295,25 @@ def test_what_every_call_makes_alike_is_compiled(place: str) -> None:
 def test_what_cannot_be_emptied_again_runs_itself(kind: str) -> None:
     made = compiled(Module(in_a_mapping(CLOSED[kind]())(torch.Tensor.mean)))
     assert "cannot be emptied again" in made.graphs.eager_reason
+
+
+COMPUTED: dict[str, Make] = {
+    "mean": torch.Tensor.mean, "itself": torch.Tensor.detach, "written": lambda x: x.new_zeros(x.shape).copy_(x)[0],
+    "side": lambda x: x.max() > 1}
+
+
+@pytest.mark.parametrize("of", COMPUTED)
+@pytest.mark.parametrize("place", UNSEEN)
+def test_what_is_computed_and_kept_where_nothing_leads_to_runs_itself(place: str, of: str) -> None:
+    module = Module(UNSEEN[place](lambda x: COMPUTED[of](x).to(x.dtype)))
+    made = compiled(module)
+    assert "keeps what it computes" in made.graphs.eager_reason
+    assert torch.equal(made(Y), module(Y))
+
+
+@pytest.mark.parametrize("place", [name for name in UNSEEN if name != "in_a_generator"])
+def test_what_is_kept_there_of_shapes_alone_is_compiled(place: str) -> None:
+    module = Module(UNSEEN[place](lambda x: torch.ones_like(x[0]) + x.new_full((), 3.0)))
+    made = compiled(module)
+    assert not made.graphs.eager_reason, made.graphs.eager_reason
+    assert torch.equal(made(Y), Y - 4)

@@ -49,7 +49,9 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     known, first_call = identity_by(walk, loaded), begun(loaded, walk)
     info = describe(loaded, known)
     made_by = (*(versions or ()), keys.code_of(type(frontend)))
-    if why := training_matters(loaded):
+    with first_call.computed:
+        why = training_matters(loaded)
+    if why:
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}")
     key = None if versions is None or known.unstable else keys.capture_key(known.capture, workload, made_by)
     if known.unstable:

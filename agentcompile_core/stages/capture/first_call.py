@@ -7,10 +7,10 @@ set up once (a late import that registers itself, an operator that it defines) i
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from attrs import frozen
 
 from ...plugin.interfaces import LoadedModel
 from ...runtime.device import forked_rng
@@ -20,25 +20,40 @@ from .dependence import REMEMBERS, answer, is_another_behind
 from .evaluating import evaluating
 from .left_behind import Noted
 from .object_digest import Digests
+from .outliving import Outliving
 
+KEEPS = ("its forward keeps what it computes from its arguments where nothing that can be looked at leads to, and later calls may depend on "
+         "that; build it anew, since it keeps what its example inputs gave")
 LOOK_S = 0.02  # between two looks at what other threads may write to
 
 
-def begun(loaded: LoadedModel, walk: Digests) -> Callable[[], str]:
-    """What makes the first call and gives one clause on how the module remembers; empty: it does not, or nobody can know.
+@frozen
+class FirstCall:
+    """The first call, to be made. ``computed`` is to be entered around every call that is made before."""
 
-    What the code of ``loaded`` keeps is noted now, by a ``walk`` that looked at it just now.
-    """
-    state = state_of_code(loaded.module, walk) if hasattr(loaded, "example_inputs") and has_data(loaded) else None
-    return (lambda: _first_call(loaded, state)) if state is not None else (lambda: "")
+    loaded: LoadedModel
+    computed: Outliving
+    _state: CodeState | None
+
+    def __call__(self) -> str:
+        """Make it; one clause on how the module remembers. Empty: it does not, or nobody can know."""
+        return _first_call(self.loaded, self._state, self.computed) if self._state is not None else ""
 
 
-def _first_call(loaded: LoadedModel, state: CodeState) -> str:
+def begun(loaded: LoadedModel, walk: Digests) -> FirstCall:
+    """The first call of ``loaded``. What its code keeps is noted now, by a ``walk`` that looked at it just now."""
+    if not hasattr(loaded, "example_inputs") or not has_data(loaded):
+        return FirstCall(loaded, Outliving(((), {})), None)
+    return FirstCall(loaded, Outliving(given_to(loaded)), state_of_code(loaded.module, walk))
+
+
+def _first_call(loaded: LoadedModel, state: CodeState, computed: Outliving) -> str:
     module, given = loaded.module, given_to(loaded)
     with torch.no_grad(), evaluating(module), forked_rng({t.device for t in module.parameters()}):
         before = Noted(module)
         try:
-            answer(module, given)
+            with computed:
+                answer(module, given)
         except BaseException as exc:  # whoever captures it says why
             before.put_back()
             state.put_back_for_good()
@@ -47,7 +62,7 @@ def _first_call(loaded: LoadedModel, state: CodeState) -> str:
             raise
         if not state.changed():
             before.put_back()
-            return ""
+            return KEEPS if computed.is_kept() else ""
         after, code = Noted(module), state.again()
         if _is_at_work(code):
             return ""
