@@ -22,8 +22,8 @@ from .left_behind import Noted
 from .object_digest import Digests
 from .outliving import Outliving
 
-KEEPS = ("its forward keeps what it computes from its arguments where nothing that can be looked at leads to, and later calls may depend on "
-         "that; build it anew, since it keeps what its example inputs gave")
+KEEPS = ("its forward keeps what it computes from its arguments where nothing that can be looked at leads to, and later calls may depend "
+         "on that; build it anew, since it keeps what its example inputs gave")
 LOOK_S = 0.02  # between two looks at what other threads may write to
 
 
