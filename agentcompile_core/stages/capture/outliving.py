@@ -4,9 +4,7 @@ import gc
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .comparison import Arguments, tensors_among
@@ -29,8 +27,7 @@ class Outliving(TorchDispatchMode):
         """Run ``func``."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        read = {storage_of(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        written = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        read, written = {storage_of(tensor) for tensor in tensors_among((args, kwargs))}, tensors_among(result)
         for tensor in written:
             number = storage_of(tensor)
             if number is not None and number not in read and number not in self._made:
