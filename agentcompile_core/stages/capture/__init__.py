@@ -38,7 +38,7 @@ def run(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fronten
 
 def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Frontend | None, versions: tuple[str, ...] | None,
            worker: bool) -> GraphSet:
-    from .dependence import dependence, training_matters
+    from .dependence import dependence
     from .describe import describe, known_to_be, of_graphs
     from .first_call import begun
     from .identity import digested, identity_by
@@ -49,9 +49,7 @@ def _alone(loaded: LoadedModel, workload: Workload, ctx: Context, frontend: Fron
     known, first_call = identity_by(walk, loaded), begun(loaded, walk)
     info = describe(loaded, known)
     made_by = (*(versions or ()), keys.code_of(type(frontend)))
-    with first_call.computed:
-        why = training_matters(loaded)
-    if why:
+    if why := first_call.in_training():
         return GraphSet(model=info, workload=workload, graphs=(), eager_reason=f"{info.name} runs on the framework: {why}")
     key = None if versions is None or known.unstable else keys.capture_key(known.capture, workload, made_by)
     if known.unstable:

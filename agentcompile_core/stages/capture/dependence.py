@@ -21,6 +21,7 @@ from ...ops.agreement import disagreement
 from ...plugin import thread_exceptions
 from ...plugin.interfaces import LoadedModel
 from ...runtime import calls
+from ...runtime.device import forked_rng
 from ...runtime.installed_packages import is_installed, is_standard_file
 from . import libraries
 from .comparison import SEED, Arguments, given_to, has_data, random_inputs, tensors_among
@@ -42,7 +43,7 @@ def training_matters(loaded: LoadedModel) -> str:
     A graph is one of evaluation mode.
     """
     module = loaded.module
-    if not hasattr(loaded, "example_inputs") or not has_data(loaded) or not any(part.training for part in module.modules()):
+    if not is_in_training(loaded):
         return ""
     given = given_to(loaded)
     with torch.no_grad():
@@ -59,11 +60,16 @@ def training_matters(loaded: LoadedModel) -> str:
     return "it is in training mode, in which it does something else; call its eval() first" if apart(found, wanted) else ""
 
 
+def is_in_training(loaded: LoadedModel) -> bool:
+    """Whether it is a plain module that can be called and a part of it is in training mode."""
+    return hasattr(loaded, "example_inputs") and has_data(loaded) and any(part.training for part in loaded.module.modules())
+
+
 def dependence(loaded: LoadedModel) -> str:
     """One clause on what else the results of a plain module depend on; empty where nothing was found. The module is left as it was."""
     if not hasattr(loaded, "example_inputs") or not has_data(loaded):
         return ""
-    with torch.no_grad(), evaluating(loaded.module):
+    with torch.no_grad(), evaluating(loaded.module), forked_rng({t.device for t in loaded.module.parameters()}):
         return _seen(loaded) or _remembers(loaded)
 
 
@@ -99,7 +105,7 @@ def is_another_behind(given: Arguments, last_of: Callable[..., list[Any]]) -> bo
     Random ones, and zeros, since what a call leaves may say no more than on which side of something its numbers lie.
     """
     alone: list[Any] | None = None
-    for others in ((_turned(random_inputs(given)), random_inputs(given), _turned(given)), (_zeros(given),)):
+    for others in ((turned(random_inputs(given)), random_inputs(given), turned(given)), (_zeros(given),)):
         for other in others:
             with suppress(Exception):  # other numbers need not be what the module takes
                 behind = last_of(other, given)
@@ -115,22 +121,22 @@ def _zeros(given: Arguments) -> Arguments:
     return zeros
 
 
-def _turned(given: Arguments) -> Arguments:
+def turned(given: Arguments) -> Arguments:
     """The same arguments with other whole numbers, of which each is one that the module takes where it takes 0 or 1."""
-    turned: Arguments = pytree.tree_map_only(Tensor, _other_numbers, given)
-    return turned
+    others: Arguments = pytree.tree_map_only(Tensor, _other_numbers, given)
+    return others
 
 
 def _other_numbers(tensor: Tensor) -> Tensor:
     """Whole numbers in the reverse order; where that is the same, another first one."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.layout is not torch.strided or not tensor.numel():
         return tensor
-    turned = tensor.flip(tuple(range(tensor.dim())))
-    if torch.equal(turned, tensor):
-        turned = tensor.clone()
-        first = turned.view(-1)[:1] if turned.is_contiguous() else turned[(0,) * turned.dim()]
+    other = tensor.flip(tuple(range(tensor.dim())))
+    if torch.equal(other, tensor):
+        other = tensor.clone()
+        first = other.view(-1)[:1] if other.is_contiguous() else other[(0,) * other.dim()]
         first.copy_(first == 0)
-    return turned
+    return other
 
 
 def _depends(loaded: LoadedModel, given: Arguments) -> str:
@@ -154,14 +160,19 @@ def _depends(loaded: LoadedModel, given: Arguments) -> str:
 
 
 def answer(module: nn.Module, given: Arguments) -> list[Any]:
+    """``leaves_of``, where nothing is written to parameters."""
+    with ParametersKept(module):
+        return leaves_of(module, given)
+
+
+def leaves_of(module: nn.Module, given: Arguments) -> list[Any]:
     """The leaves of what the module returns for copies of its arguments, tensors cloned."""
     def copied(tensor: Tensor) -> Tensor:
         return tensor.clone() if tensor.layout is not torch.strided or tensor.is_contiguous() else _kept(tensor)
 
     torch.manual_seed(SEED)
     args, keywords = calls.by_name(module, *pytree.tree_map_only(Tensor, copied, given))
-    with ParametersKept(module):
-        leaves: list[Any] = pytree.tree_leaves(module(*args, **keywords))
+    leaves: list[Any] = pytree.tree_leaves(module(*args, **keywords))
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 

@@ -1,54 +1,109 @@
-"""What the first call of a plain module fills where no attribute leads to, and whether later results depend on what that call was given.
+"""The calls of a module before it is traced, and whether later results depend on what these were given.
 
-Most fill nothing there. Of those that do the same call is made from the state before, alone and behind another one. Where these differ, the
-module remembers: it is as it was before, and runs itself. Else it is left as one call with its example inputs leaves it, so that what is
-set up once (a late import that registers itself, an operator that it defines) is set up, and its graph is captured from there.
+Whether it remembers is asked in forks of this process (``forked_calls``), before any call here. A module that does is as it was, and runs
+itself. Of others the first call is made here, so that what is set up once (a late import that registers itself, an operator that it
+defines) is set up, and the graph is captured from there. Where forks do not tell, what code keeps is looked at instead: of modules whose
+first call fills something there the same call is made from the state before, alone and behind another one. Either way, memory that a
+call computes and that outlives it, in no place that can be looked at, is a reason to refuse (``outliving``).
+
+Of language models those are called that have code which no installed package brought; of others nothing is.
 """
 
 import threading
 import time
+from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define
+from torch import nn
 
 from ...plugin.interfaces import LoadedModel
 from ...runtime.device import forked_rng
+from ...runtime.installed_packages import is_installed, is_own_module
 from .code_state import CodeState, state_of_code
-from .comparison import Arguments, given_to, has_data
-from .dependence import REMEMBERS, answer, is_another_behind
+from .comparison import Arguments, given_to, has_data, random_inputs
+from .dependence import REMEMBERS, answer, is_another_behind, is_in_training, training_matters
+from .describe import text_config
 from .evaluating import evaluating
-from .left_behind import Noted
+from .forked_calls import remembers
+from .left_behind import Noted, undisturbed
+from .libraries import is_library_file
 from .object_digest import Digests
 from .outliving import Outliving
 
 KEEPS = ("its forward keeps what it computes from its arguments where nothing that can be looked at leads to, and later calls may depend "
          "on that; build it anew, since it keeps what its example inputs gave")
 LOOK_S = 0.02  # between two looks at what other threads may write to
+TOKENS = 8
 
 
-@frozen
+@define
 class FirstCall:
-    """The first call, to be made. ``computed`` is to be entered around every call that is made before."""
+    """The calls of a module before its trace, none of them made yet."""
 
-    loaded: LoadedModel
-    computed: Outliving
-    _state: CodeState | None
+    _loaded: LoadedModel
+    _given: Arguments | None  # None: it is not to be called
+    _computed: Outliving
+    _state: CodeState | None  # what its code keeps; None: that is too much to be noted
+    _asked: bool = False
+    _remembers: bool | None = None  # None: not asked yet, or forks do not tell
+
+    def in_training(self) -> str:
+        """``dependence.training_matters``, or one clause on how a module in training mode remembers. Of no other one anything is called."""
+        if not is_in_training(self._loaded):
+            return ""
+        if self._ask():
+            return REMEMBERS
+        with self._computed:
+            why = training_matters(self._loaded)
+        return f"{why}; {KEEPS}" if why and self._remembers is None and self._computed.is_kept() else why
 
     def __call__(self) -> str:
         """Make it; one clause on how the module remembers. Empty: it does not, or nobody can know."""
-        return _first_call(self.loaded, self._state, self.computed) if self._state is not None else ""
+        if self._given is None:
+            return ""
+        if self._ask():
+            return REMEMBERS
+        return _first_call(self._loaded.module, self._given, self._state, self._computed, is_known=self._remembers is not None)
+
+    def _ask(self) -> bool:
+        if not self._asked and self._given is not None:
+            self._asked, self._remembers = True, remembers(self._loaded.module, self._given)
+        return bool(self._remembers)
 
 
 def begun(loaded: LoadedModel, walk: Digests) -> FirstCall:
     """The first call of ``loaded``. What its code keeps is noted now, by a ``walk`` that looked at it just now."""
-    if not hasattr(loaded, "example_inputs") or not has_data(loaded):
-        return FirstCall(loaded, Outliving(((), {})), None)
-    return FirstCall(loaded, Outliving(given_to(loaded)), state_of_code(loaded.module, walk))
+    given = _example(loaded, walk)
+    return FirstCall(loaded, given, Outliving(given or ((), {})), None if given is None else state_of_code(loaded.module, walk))
 
 
-def _first_call(loaded: LoadedModel, state: CodeState, computed: Outliving) -> str:
-    module, given = loaded.module, given_to(loaded)
+def _example(loaded: LoadedModel, walk: Digests) -> Arguments | None:
+    if not has_data(loaded):
+        return None
+    if hasattr(loaded, "example_inputs"):
+        return given_to(loaded)
+    vocabulary = getattr(text_config(loaded.module), "vocab_size", None)
+    if not isinstance(vocabulary, int) or not any(map(_is_own_code, walk.met())):
+        return None
+    device = next((t.device for t in loaded.module.parameters()), torch.device("cpu"))
+    return (), {"input_ids": torch.arange(1, 1 + TOKENS, device=device)[None] % vocabulary}
+
+
+def _is_own_code(value: Any) -> bool:
+    """Whether it is a function that no installed package brought."""
+    if type(value) is not FunctionType:
+        return False
+    path = value.__code__.co_filename
+    if path.startswith("<"):  # made at run time
+        return is_own_module(value.__globals__.get("__name__"))
+    return not is_installed(path) and not is_library_file(path)
+
+
+def _first_call(module: nn.Module, given: Arguments, state: CodeState | None, computed: Outliving, is_known: bool) -> str:
+    """``is_known``: that it does not remember."""
     with torch.no_grad(), evaluating(module), forked_rng({t.device for t in module.parameters()}):
         before = Noted(module)
         try:
@@ -56,22 +111,26 @@ def _first_call(loaded: LoadedModel, state: CodeState, computed: Outliving) -> s
                 answer(module, given)
         except BaseException as exc:  # whoever captures it says why
             before.put_back()
-            state.put_back_for_good()
+            if state is not None:
+                state.put_back_for_good()
             if isinstance(exc, Exception):
                 return ""
             raise
-        if not state.changed():
+        if state is None or not state.changed():
             before.put_back()
-            return KEEPS if computed.is_kept() else ""
+            return KEEPS if _stays(module, given, computed, is_known) else ""
         after, code = Noted(module), state.again()
         if _is_at_work(code):
             return ""
         before.put_back()
         if not state.changed():  # but for what attributes lead to
-            return ""
+            del after, code  # which hold what the call left
+            return KEEPS if _stays(module, given, computed, is_known) else ""
         kept = before if not state.changed(but_caches=True) else after
+        why = ""
         try:
-            why = _why(loaded, before, state)
+            if not is_known:
+                why = _why(module, given, before, state)
             if why == REMEMBERS:
                 before.put_back()
                 if state.put_back_for_good():
@@ -86,6 +145,17 @@ def _first_call(loaded: LoadedModel, state: CodeState, computed: Outliving) -> s
         return why
 
 
+def _stays(module: nn.Module, given: Arguments, computed: Outliving, is_known: bool) -> bool:
+    """Whether somebody keeps what a call computed; of a module that forks did not see remember, also behind a call with other numbers,
+    which writes over what is written before it is read."""
+    if not computed.is_kept():
+        return False
+    if is_known:
+        with suppress(Exception), undisturbed(module):  # other numbers need not be what the module takes
+            answer(module, random_inputs(given))
+    return not is_known or computed.is_kept()
+
+
 def _is_at_work(code: CodeState) -> bool:
     """Whether another thread writes to what was just noted; of such things nobody takes back anything."""
     if threading.active_count() == 1:
@@ -94,18 +164,18 @@ def _is_at_work(code: CodeState) -> bool:
     return code.changed()
 
 
-def _why(loaded: LoadedModel, before: Noted, state: CodeState) -> str:
+def _why(module: nn.Module, given: Arguments, before: Noted, state: CodeState) -> str:
     if filled := state.beyond_return():
         return f"its forward fills a {filled}, which cannot be emptied again to see what depends on it"
-    return REMEMBERS if _remembers(loaded, before, state) else ""
+    return REMEMBERS if _remembers(module, given, before, state) else ""
 
 
-def _remembers(loaded: LoadedModel, before: Noted, state: CodeState) -> bool:
+def _remembers(module: nn.Module, given: Arguments, before: Noted, state: CodeState) -> bool:
     """Whether a call from the state before has another result behind another call; False, too, where it cannot be made from there: what is
     set up once cannot be set up again."""
     def last_of(*calls: Arguments) -> list[Any]:
         before.put_back()
         state.put_back()
-        return [answer(loaded.module, one) for one in calls][-1]
+        return [answer(module, one) for one in calls][-1]
 
-    return is_another_behind(given_to(loaded), last_of)
+    return is_another_behind(given, last_of)

@@ -1,0 +1,109 @@
+"""A call in a fork of this process: it finds all that this process holds, in every place, and leaves nothing behind there.
+
+Only the calling thread is in a fork. A lock that another thread holds is held there for ever, and an accelerator that is in use here
+cannot be used there; so a fork may hang or raise where the call would not, and says nothing then. Nothing of a fork is written to
+standard output or standard error, and no finalizer and no function of ``atexit`` runs in it.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import gc
+import os
+import select
+import signal
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import NoReturn
+
+_HEAD = struct.Struct("<?Q")  # whether the call returned, and how many bytes
+_SLICE_S = 0.2  # what is put into a waiting thread from outside is raised behind one of these
+_BEYOND_S = 5  # a fork that nobody ends (its parent was killed) ends itself so much later
+
+
+class NothingSaid(Exception):
+    """No fork could be made, it ended, or it took too long: nothing is known of the call."""
+
+
+class ForkedCall:
+    """``call`` in a fork that begins now and has until ``deadline`` (``time.monotonic``, seconds). A context manager: the fork, and
+    what it started, is ended with the block. Raises NothingSaid."""
+
+    def __init__(self, call: Callable[[], bytes], deadline: float) -> None:
+        if sys.platform != "linux":  # elsewhere libraries of the system itself do not stand it
+            raise NothingSaid("no process is forked on this system")
+        self._deadline = deadline
+        self._read, written = os.pipe()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of forking beside threads, by Python and by libraries: see the head of this file
+                self._pid = os.fork()
+            if not self._pid:
+                _become(call, written, deadline)
+        except OSError as exc:
+            os.close(self._read)
+            raise NothingSaid(f"no process could be forked: {exc}") from exc
+        finally:
+            os.close(written)
+
+    def __enter__(self) -> "ForkedCall":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kill in (os.kill, os.killpg):  # it may not lead its group yet, and what it started belongs to that
+            with contextlib.suppress(OSError):
+                kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # somebody reaps every child of this process
+            os.waitpid(self._pid, 0)
+        os.close(self._read)
+
+    def result(self) -> bytes | None:
+        """What the call returned; None: it raised. Raises NothingSaid."""
+        has_returned, length = _HEAD.unpack(self._bytes(_HEAD.size))
+        found = self._bytes(length)
+        return found if has_returned else None
+
+    def _bytes(self, count: int) -> bytes:
+        found, ready = bytearray(), select.poll()
+        ready.register(self._read, select.POLLIN)
+        while len(found) < count:
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0:
+                raise NothingSaid("the call took too long in a fork")
+            if ready.poll(1000 * min(left_s, _SLICE_S)):
+                read = os.read(self._read, min(count - len(found), 1 << 20))
+                if not read:
+                    raise NothingSaid("the fork ended")
+                found += read
+        return bytes(found)
+
+
+def _become(call: Callable[[], bytes], written: int, deadline: float) -> NoReturn:
+    try:
+        os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(max(int(deadline - time.monotonic()), 0) + _BEYOND_S)
+        gc.disable()  # no finalizer of what the parent holds
+        faulthandler.disable()
+        written = fcntl.fcntl(written, fcntl.F_DUPFD_CLOEXEC, 3)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nothing, standard)
+        sys.stdout = sys.stderr = os.fdopen(nothing, "w")  # those of notebooks write elsewhere
+        try:
+            has_returned, found = True, call()
+        except Exception:
+            has_returned, found = False, b""
+        _write(written, _HEAD.pack(has_returned, len(found)))
+        _write(written, found)
+    finally:
+        os._exit(0)
+
+
+def _write(descriptor: int, what: bytes) -> None:
+    left = memoryview(what)
+    while left:
+        left = left[os.write(descriptor, left):]

@@ -1,0 +1,287 @@
+"""Modules that remember what they were called with, wherever: forks of the process tell, and the module was never called here."""
+
+import copy
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import remembering as places
+import torch
+import transformers
+from torch import nn
+
+from agentcompile_core import api
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.stages.capture import first_call, forked_calls
+from agentcompile_core.store import Store
+
+CATALOG = load_catalog(only=())
+X, Y = places.X, places.Y
+Make = Callable[[torch.Tensor], torch.Tensor]
+BOX: dict[str, Any] = {}
+
+
+def as_numbers_of_numpy(make: Make) -> Make:
+    memo = numpy.full(3, math.nan)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if math.isnan(memo[0]):
+            memo[:] = make(x).numpy()
+        return torch.from_numpy(memo.copy()).to(x)[0]
+
+    return kept
+
+
+def as_a_number(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if places.VARIABLE.get(None) is None:
+            places.VARIABLE.set(float(make(x)))  # type: ignore[arg-type]
+        return torch.full((), places.VARIABLE.get())  # type: ignore[arg-type]
+
+    return kept
+
+
+def as_a_side_of_a_branch(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if places.VARIABLE.get(None) is None:
+            places.VARIABLE.set(torch.ones(()) if make(x) > 0.5 else torch.zeros(()))
+        return places.VARIABLE.get()
+
+    return kept
+
+
+def written_into_a_literal(make: Make) -> Make:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        memo = torch.tensor(0.0)
+        memo += make(x)
+        return memo
+
+    return places.in_a_context_variable(made)
+
+
+def as_a_sparse_tensor(make: Make) -> Make:
+    return places.in_a_context_variable(lambda x: make(x).reshape(1, 1).to_sparse().to_dense()[0, 0])
+
+
+def as_a_deep_copy(make: Make) -> Make:
+    return places.in_a_context_variable(lambda x: copy.deepcopy(make(x)))
+
+
+def beside_a_flag(make: Make) -> Make:
+    inner = places.in_a_context_variable(make)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        BOX["was here"] = True
+        return inner(x)
+
+    return kept
+
+
+def by_another_thread(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(torch.nn.functional, "memo_of_a_test"):
+            thread = threading.Thread(target=lambda: setattr(torch.nn.functional, "memo_of_a_test", make(x)))
+            thread.start()
+            thread.join()
+        found: torch.Tensor = torch.nn.functional.memo_of_a_test  # type: ignore[attr-defined]
+        return found
+
+    return kept
+
+
+def beside_an_operator_of_higher_order(make: Make) -> Make:
+    inner = places.in_a_context_variable(make)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 1e9, lambda x: x * 2, lambda x: x * 1, (inner(x),))
+
+    return kept
+
+
+def as_a_mean_that_moves(make: Make) -> Make:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        before = places.VARIABLE.get(None)
+        places.VARIABLE.set(make(x) if before is None else 0.5 * before + 0.5 * make(x))
+        return places.VARIABLE.get()
+
+    return kept
+
+
+OTHERS: dict[str, Any] = {made.__name__: made for made in (
+    as_numbers_of_numpy, as_a_number, as_a_side_of_a_branch, written_into_a_literal, as_a_sparse_tensor, as_a_deep_copy, beside_a_flag,
+    by_another_thread, beside_an_operator_of_higher_order, as_a_mean_that_moves)}
+CLOSED = {kind: lambda make, kind=kind: places.in_a_mapping(kind())(make) for kind in places.CLOSED.values()}
+PLACES: dict[str, Any] = places.PLACES | places.UNSEEN | OTHERS | {kind.__name__: made for kind, made in CLOSED.items()}
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    places.emptied()
+    BOX.clear()
+
+
+def compiled(module: nn.Module) -> Any:
+    return api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X,))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_remembers_runs_itself_and_was_not_called_yet(place: str) -> None:
+    made = compiled(places.Module(PLACES[place](torch.Tensor.mean)).eval())
+    assert "called with before" in made.graphs.eager_reason
+    kept = torch.ones(()) if place == "as_a_side_of_a_branch" else Y.mean()
+    assert torch.allclose(made(Y), Y - kept)
+    assert torch.allclose(made(X), X - (kept + X.mean()) / 2 if place == "as_a_mean_that_moves" else X - kept)
+
+
+@pytest.mark.parametrize("place", ["in_a_closure", "in_a_context_variable", "as_a_number"])
+def test_what_remembers_is_said_of_a_module_in_training_mode_too(place: str) -> None:
+    module = nn.Sequential(places.Module(PLACES[place](torch.Tensor.mean)), nn.Dropout(0.5))
+    made = compiled(module.train())
+    assert "called with before" in made.graphs.eager_reason
+    module.eval()
+    assert torch.equal(made(Y), Y - Y.mean())
+
+
+NO_GRAPHS = ("in_a_generator", "beside_an_operator_of_higher_order", "as_numbers_of_numpy", "as_a_mean_that_moves")
+
+
+@pytest.mark.parametrize("place", [name for name in PLACES if name not in NO_GRAPHS])
+def test_what_every_call_makes_alike_is_compiled(place: str) -> None:
+    module = places.Module(PLACES[place](lambda x: torch.full((), float(x.shape[-1]))))
+    made = compiled(module)
+    assert not made.graphs.eager_reason, made.graphs.eager_reason
+    assert torch.equal(made(Y), module(Y))
+
+
+def test_what_is_written_before_it_is_read_is_compiled() -> None:
+    def scratch(x: torch.Tensor) -> torch.Tensor:
+        places.VARIABLE.set(x.mean())
+        return places.VARIABLE.get() * 2
+
+    made = compiled(places.Module(scratch))
+    assert not made.graphs.eager_reason, made.graphs.eager_reason
+    assert torch.allclose(made(Y), Y - 2 * Y.mean())
+
+
+def test_what_says_how_often_it_was_called_runs_itself() -> None:
+    calls: list[int] = []
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return torch.full((), float(len(calls)))
+
+    assert "called with before" in compiled(places.Module(kept)).graphs.eager_reason
+    assert not calls
+
+
+def test_a_call_that_hangs_in_a_fork_alone_is_asked_about_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_calls, "LIMIT_S", 0.3)
+    here = threading.get_native_id()
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if threading.get_native_id() != here:
+            time.sleep(60)
+        return x.mean()
+
+    began = time.monotonic()
+    made = compiled(places.Module(kept))
+    assert not made.graphs.eager_reason and time.monotonic() - began < 30
+
+
+def test_random_numbers_are_drawn_as_if_nobody_had_asked() -> None:
+    torch.manual_seed(3)
+    wanted = torch.rand(3)
+    torch.manual_seed(3)
+    compiled(places.Module(torch.Tensor.mean))
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_a_module_elsewhere_is_asked_as_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[torch.Tensor] = []
+    monkeypatch.setattr(forked_calls, "_moved", lambda tensor: moved.append(tensor) or torch.nn.Parameter(torch.ones(4)))
+
+    class Elsewhere(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(4, device="meta"))
+            self.memo: dict[str, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight - self.memo.setdefault("memo", x.mean())
+
+    module = Elsewhere()
+    assert forked_calls.remembers(module, ((X,), {})) is True
+    assert moved and not module.memo
+
+
+def language_model(kept: Make) -> Any:
+    """A tiny Llama, one part of which subtracts what ``kept`` gives for its argument."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=37)).eval()
+    model.model.layers[1].mlp = nn.Sequential(places.Module(kept), model.model.layers[1].mlp)
+    return model
+
+
+TOKENS = torch.tensor([[5, 4, 3, 2, 1]])
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("place", ["in_a_closure", "in_a_class", "in_a_context_variable", "as_a_number"])
+def test_a_language_model_that_remembers_runs_itself(place: str, is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_told:
+        if place == "as_a_number":
+            pytest.skip("forks alone see numbers")
+        monkeypatch.setattr(first_call, "remembers", lambda *_: None)
+    with torch.no_grad():
+        wanted = language_model(PLACES[place](torch.Tensor.mean))(TOKENS).logits
+    places.emptied()
+    model = language_model(PLACES[place](torch.Tensor.mean))
+    made = api.compile(model, device="cpu", store=Store(None), catalog=CATALOG, max_context=32)
+    is_seen_alone = not is_told and place == "in_a_context_variable"
+    assert ("keeps what it computes" if is_seen_alone else "called with before") in made.graphs.eager_reason
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, wanted) or is_seen_alone
+
+
+@pytest.mark.parametrize("place", ["in_a_closure", "in_a_global_mapping", "in_a_context_variable"])
+def test_a_language_model_that_keeps_a_table_keeps_numbers(place: str) -> None:
+    model = language_model(PLACES[place](lambda x: torch.full((), 0.5)))
+    api.compile(model, device="cpu", store=Store(None), catalog=CATALOG, max_context=32)
+    with torch.no_grad():
+        assert model(TOKENS).logits.isfinite().all()
+
+
+def test_a_language_model_of_a_library_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model(torch.Tensor.mean)
+    model.model.layers[1].mlp = model.model.layers[1].mlp[1]
+    monkeypatch.setattr(first_call, "remembers", lambda *_: pytest.fail("it was called"))
+    assert not api.compile(model, device="cpu", store=Store(None), catalog=CATALOG, max_context=32).graphs.eager_reason
+
+
+@pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_on_the_device_is_asked(dtype: torch.dtype) -> None:
+    torch.zeros(1, device="cuda")  # which a fork cannot use then
+    x = X.to("cuda", dtype)
+
+    class Both(nn.Module):
+        def __init__(self, kept: Make) -> None:
+            super().__init__()
+            self.linear, self.kept = nn.Linear(4, 4, device="cuda", dtype=dtype), kept
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) - self.kept(x)
+
+    def asked(kept: Make) -> bool | None:
+        return forked_calls.remembers(Both(kept), ((x,), {}))
+
+    assert asked(torch.Tensor.mean) is False
+    assert asked(as_a_number(torch.Tensor.mean)) is True
+    assert asked(lambda x: x - torch.zeros(1, device="cuda").to(x)) is None
+    assert torch.equal(x.cpu(), X.to(dtype))
