@@ -14,6 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from agentcompile_core import api
+from agentcompile_core.plugin.discovery import load_catalog
+from agentcompile_core.store import Store
+
+CATALOG = load_catalog(only=())
 X, Y = torch.linspace(-2.0, 2.0, 12).reshape(3, 4), torch.linspace(3.0, 9.0, 12).reshape(3, 4)
 Make = Callable[[torch.Tensor], torch.Tensor]
 NUMBER: torch.Tensor | None = None
@@ -263,3 +268,8 @@ def emptied() -> None:
     LAST.clear()
     sys.modules[STATE.__name__] = STATE
     vars(STATE).pop("memo", None)
+
+
+def compiled(module: nn.Module) -> Any:
+    """``module``, compiled on ``X``."""
+    return api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X,))

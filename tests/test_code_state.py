@@ -3,29 +3,17 @@
 Here forks of the process do not tell (``test_forked_calls.py`` asks them).
 """
 
-from typing import Any
-
 import pytest
 import torch
-from remembering import CLOSED, PLACES, UNSEEN, Make, Module, X, Y, emptied, in_a_mapping
-from torch import nn
+from remembering import CLOSED, PLACES, UNSEEN, Make, Module, X, Y, compiled, emptied, in_a_mapping
 
-from agentcompile_core import api
-from agentcompile_core.plugin.discovery import load_catalog
 from agentcompile_core.stages.capture import first_call
-from agentcompile_core.store import Store
-
-CATALOG = load_catalog(only=())
 
 
 @pytest.fixture(autouse=True)
 def _without_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     emptied()
     monkeypatch.setattr(first_call, "remembers", lambda *_: None)
-
-
-def compiled(module: nn.Module) -> Any:
-    return api.compile(module, device="cpu", store=Store(None), catalog=CATALOG, example_inputs=(X,))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -13,16 +13,18 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from test_code_state import TABLE, Make, Module, X, Y, compiled
+from remembering import TABLE, Make, Module, X, Y, compiled
 from torch import nn
 
 from agentcompile_core.stages.capture import first_call
 from agentcompile_core.stages.capture.dependence import answer
 
 
-@pytest.fixture(autouse=True)
-def _empty() -> None:
+@pytest.fixture(autouse=True, params=["asked in forks", "looked at"])
+def _empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     TABLE.clear()
+    if request.param == "looked at":
+        monkeypatch.setattr(first_call, "remembers", lambda *_: None)
 
 
 class Box:
@@ -119,7 +121,7 @@ SET_UP = (lazily_registered, defined_once, flagged_once, grown_once, warm_cache,
 
 @pytest.mark.parametrize("made", SET_UP)
 def test_what_is_set_up_by_a_first_call_stays_so_and_is_captured(made: Callable[[], Make], tmp_path: Path, monkeypatch: Any) -> None:
-    text = "import torch\nfrom test_code_state import TABLE\nTABLE['double'] = torch.tensor(2.0)\n"
+    text = "import torch\nfrom remembering import TABLE\nTABLE['double'] = torch.tensor(2.0)\n"
     (tmp_path / "registering_of_a_test.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     module = Module(made())
@@ -282,6 +284,7 @@ def test_whoever_stops_it_finds_names_as_one_call_leaves_them(monkeypatch: pytes
             raise KeyboardInterrupt
         return answer(*asked)
 
+    monkeypatch.setattr(first_call, "remembers", lambda *_: None)
     monkeypatch.setattr(first_call, "answer", stopped)
     with pytest.raises(KeyboardInterrupt):
         compiled(Module(kept))

@@ -144,7 +144,8 @@ def test_what_somebody_else_sees_stays_a_write(call: Callable[..., Any]) -> None
 @pytest.mark.parametrize(("call", "reason"), [
     (lambda _, x: x.relu_() + 1, "writes to its arguments"),
     (lambda _, x: x.t()[:2].mul_(2.0) + 1, "writes to its arguments"),
-    (lambda m, x: m.total.add_(x) + 1, "writes to its own buffers"),
+    (lambda m, x: (m.total.add_(x), x + 1)[1], "writes to its own buffers"),
+    (lambda m, x: m.total.add_(x) + 1, "called with before"),
 ])
 def test_a_module_that_changes_what_is_not_its_own_runs_as_it_is(call: Callable[..., Any], reason: str) -> None:
     module, twin = Of(call), Of(call)

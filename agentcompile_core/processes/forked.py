@@ -87,6 +87,8 @@ def _become(call: Callable[[], bytes], written: int, deadline: float) -> NoRetur
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(max(int(deadline - time.monotonic()), 0) + _BEYOND_S)
         gc.disable()  # no finalizer of what the parent holds
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")  # where memory ends, this process is ended, and not the parent
         faulthandler.disable()
         written = fcntl.fcntl(written, fcntl.F_DUPFD_CLOEXEC, 3)
         nothing = os.open(os.devnull, os.O_RDWR)

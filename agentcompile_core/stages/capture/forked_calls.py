@@ -10,7 +10,6 @@ import io
 import random
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy
@@ -18,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...processes.forked import ForkedCall, NothingSaid
+from ...processes.forked import ForkedCall
 from ...runtime.device import forked_rng
 from .comparison import Arguments, random_inputs, tensors_among
 from .dependence import apart, leaves_of, turned
 
-LIMIT_S = 10.0
-COPIED_BYTES = 2 << 30
+LIMIT_S = 10.0  # for all of them
+CALLS = 12  # as many as there may be
+COPIED_BYTES = 1 << 30
 
 LARGE = 1e3
 
@@ -46,33 +46,32 @@ def remembers(module: nn.Module, given: Arguments) -> bool | None:
         numbers = (0.0, LARGE, -LARGE) if any(t.is_floating_point() for t in tensors_among(given)) else ()
         sides = [((_filled(given, number),),) for number in numbers]
         others = ((turned(random_inputs(given)), random_inputs(given), turned(given)), (random_inputs(given, 1), given))
-    alone, *behind = _answers(module, given, ((), others, *sides))
-    if not alone or len(behind[0]) < len(others):
+    began = time.monotonic()
+
+    def answers(before: Sequence[_Alternatives]) -> list[list[Any]]:
+        return _answers(module, given, before, began + LIMIT_S)
+
+    alone = answers(())
+    if not alone or time.monotonic() - began > LIMIT_S / CALLS:
         return None
-    if not any(apart(one, alone[0]) for some in behind for one in some):
-        return False
-    (again,) = _answers(module, given, ((),))
-    return True if again and not apart(again[0], alone[0]) else None  # it reads a clock, say
+    for before in (others, *sides):
+        behind = answers(before)
+        if before is others and len(behind) < len(others):
+            return None
+        if any(apart(one, alone[0]) for one in behind):
+            again = answers(())
+            return True if again and not apart(again[0], alone[0]) else None  # it reads a clock, say
+    return False
 
 
-def _answers(module: nn.Module, given: Arguments, before: Sequence[Sequence[_Alternatives]]) -> list[list[list[Any]]]:
-    """Of each fork what the module answers to ``given``: at once where nothing is ``before``, else behind each of these calls that it
-    takes. Empty: the fork does not tell."""
-    deadline = time.monotonic() + LIMIT_S
-    with ExitStack() as stack:
-        try:
-            forks = [stack.enter_context(ForkedCall(lambda calls=calls: _made(module, given, calls), deadline))  # type: ignore[misc]
-                     for calls in before]
-        except NothingSaid:
-            return [[] for _ in before]
-        return [_read(fork) for fork in forks]
-
-
-def _read(fork: ForkedCall) -> list[list[Any]]:
+def _answers(module: nn.Module, given: Arguments, before: Sequence[_Alternatives], deadline: float) -> list[list[Any]]:
+    """What the module answers to ``given`` in a fork: at once where nothing is ``before``, else behind each of these calls that it takes.
+    Empty: the fork does not tell."""
     try:
-        result = fork.result()
+        with ForkedCall(lambda: _made(module, given, before), deadline) as fork:
+            result = fork.result()
         found: list[list[Any]] = torch.load(io.BytesIO(result), weights_only=True) if result is not None else []
-    except Exception:  # what a tensor of a class of its own is read from may be anything
+    except Exception:  # NothingSaid, and what a tensor of a class of its own is read from may raise anything
         return []
     return found
 
