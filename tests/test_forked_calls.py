@@ -151,10 +151,22 @@ def test_what_every_call_makes_alike_is_compiled(place: str) -> None:
     assert torch.equal(made(Y), module(Y))
 
 
-def test_what_is_written_before_it_is_read_is_compiled() -> None:
-    def scratch(x: torch.Tensor) -> torch.Tensor:
+def test_what_is_left_for_somebody_to_read_is_left_by_later_calls_too() -> None:
+    def left(x: torch.Tensor) -> torch.Tensor:
         places.VARIABLE.set(x.mean())
         return places.VARIABLE.get() * 2
+
+    made = compiled(places.Module(left))
+    assert "leaves what it computes" in made.graphs.eager_reason
+    assert torch.allclose(made(Y), Y - 2 * Y.mean()) and places.VARIABLE.get() == Y.mean()
+
+
+def test_what_is_given_back_within_a_call_is_compiled() -> None:
+    def scratch(x: torch.Tensor) -> torch.Tensor:
+        before = places.VARIABLE.set(x.mean())
+        found = places.VARIABLE.get() * 2
+        places.VARIABLE.reset(before)
+        return found
 
     made = compiled(places.Module(scratch))
     assert not made.graphs.eager_reason, made.graphs.eager_reason

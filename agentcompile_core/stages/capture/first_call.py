@@ -4,14 +4,13 @@ Whether it remembers is asked in forks of this process (``forked_calls``), befor
 itself. Of others the first call is made here, so that what is set up once (a late import that registers itself, an operator that it
 defines) is set up, and the graph is captured from there. Where forks do not tell, what code keeps is looked at instead: of modules whose
 first call fills something there the same call is made from the state before, alone and behind another one. Either way, memory that a
-call computes and that outlives it, in no place that can be looked at, is a reason to refuse (``outliving``).
+call computes and that outlives it, in no place that can be looked at, is a reason to refuse (``outliving``): somebody may read it there.
 
 Of language models those are called that have code which no installed package brought; of others nothing is.
 """
 
 import threading
 import time
-from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
@@ -23,18 +22,20 @@ from ...plugin.interfaces import LoadedModel
 from ...runtime.device import forked_rng
 from ...runtime.installed_packages import is_installed, is_own_module
 from .code_state import CodeState, state_of_code
-from .comparison import Arguments, given_to, has_data, random_inputs
+from .comparison import Arguments, given_to, has_data
 from .dependence import REMEMBERS, answer, is_another_behind, is_in_training, training_matters
 from .describe import text_config
 from .evaluating import evaluating
 from .forked_calls import remembers
-from .left_behind import Noted, undisturbed
+from .left_behind import Noted
 from .libraries import is_library_file
 from .object_digest import Digests
 from .outliving import Outliving
 
 KEEPS = ("its forward keeps what it computes from its arguments where nothing that can be looked at leads to, and later calls may depend "
          "on that; build it anew, since it keeps what its example inputs gave")
+LEAVES = ("its forward leaves what it computes from its arguments where nothing that can be looked at leads to, and its graph would not; it has "
+          "left there what its example inputs gave")
 LOOK_S = 0.02  # between two looks at what other threads may write to
 TOKENS = 8
 
@@ -118,14 +119,14 @@ def _first_call(module: nn.Module, given: Arguments, state: CodeState | None, co
             raise
         if state is None or not state.changed():
             before.put_back()
-            return KEEPS if _stays(module, given, computed, is_known) else ""
+            return (LEAVES if is_known else KEEPS) if computed.is_kept() else ""
         after, code = Noted(module), state.again()
         if _is_at_work(code):
             return ""
         before.put_back()
         if not state.changed():  # but for what attributes lead to
             del after, code  # which hold what the call left
-            return KEEPS if _stays(module, given, computed, is_known) else ""
+            return (LEAVES if is_known else KEEPS) if computed.is_kept() else ""
         kept = before if not state.changed(but_caches=True) else after
         why = ""
         try:
@@ -143,17 +144,6 @@ def _first_call(module: nn.Module, given: Arguments, state: CodeState | None, co
         code.put_back_for_good()
         kept.put_back()
         return why
-
-
-def _stays(module: nn.Module, given: Arguments, computed: Outliving, is_known: bool) -> bool:
-    """Whether somebody keeps what a call computed; of a module that forks did not see remember, also behind a call with other numbers,
-    which writes over what is written before it is read."""
-    if not computed.is_kept():
-        return False
-    if is_known:
-        with suppress(Exception), undisturbed(module):  # other numbers need not be what the module takes
-            answer(module, random_inputs(given))
-    return not is_known or computed.is_kept()
 
 
 def _is_at_work(code: CodeState) -> bool:
