@@ -161,6 +161,18 @@ def test_what_is_left_for_somebody_to_read_is_left_by_later_calls_too() -> None:
     assert torch.allclose(made(Y), Y - 2 * Y.mean()) and places.VARIABLE.get() == Y.mean()
 
 
+@pytest.mark.parametrize("beside", [lambda x: BOX.setdefault("table", torch.ones(3)), lambda x: places.LAST.__setitem__(slice(None), [x])])
+def test_what_is_left_beside_what_code_keeps_is_seen_too(beside: Callable[[torch.Tensor], None]) -> None:
+    def left(x: torch.Tensor, is_said: bool) -> torch.Tensor:
+        beside(x)
+        if is_said:
+            places.VARIABLE.set(x.mean())
+        return x
+
+    assert "leaves what it computes" in compiled(places.Module(lambda x: left(x, True))).graphs.eager_reason
+    assert "leaves what it computes" not in compiled(places.Module(lambda x: left(x, False))).graphs.eager_reason
+
+
 def test_what_is_given_back_within_a_call_is_compiled() -> None:
     def scratch(x: torch.Tensor) -> torch.Tensor:
         before = places.VARIABLE.set(x.mean())

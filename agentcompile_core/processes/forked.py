@@ -86,7 +86,8 @@ def _become(call: Callable[[], bytes], written: int, deadline: float) -> NoRetur
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(max(int(deadline - time.monotonic()), 0) + _BEYOND_S)
-        gc.disable()  # no finalizer of what the parent holds
+        gc.freeze()  # no finalizer of what the parent holds, whoever collects
+        gc.disable()
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")  # where memory ends, this process is ended, and not the parent
         faulthandler.disable()

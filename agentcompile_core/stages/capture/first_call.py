@@ -26,7 +26,7 @@ from .comparison import Arguments, given_to, has_data
 from .dependence import REMEMBERS, answer, is_another_behind, is_in_training, training_matters
 from .describe import text_config
 from .evaluating import evaluating
-from .forked_calls import remembers
+from .forked_calls import remembers, says
 from .left_behind import Noted
 from .libraries import is_library_file
 from .object_digest import Digests
@@ -34,8 +34,8 @@ from .outliving import Outliving
 
 KEEPS = ("its forward keeps what it computes from its arguments where nothing that can be looked at leads to, and later calls may depend "
          "on that; build it anew, since it keeps what its example inputs gave")
-LEAVES = ("its forward leaves what it computes from its arguments where nothing that can be looked at leads to, and its graph would not; it has "
-          "left there what its example inputs gave")
+LEAVES = ("its forward leaves what it computes from its arguments where nothing that can be looked at leads to, and its graph would not; "
+          "it has left there what its example inputs gave")
 LOOK_S = 0.02  # between two looks at what other threads may write to
 TOKENS = 8
 
@@ -117,21 +117,20 @@ def _first_call(module: nn.Module, given: Arguments, state: CodeState | None, co
             if isinstance(exc, Exception):
                 return ""
             raise
+        leaves = LEAVES if is_known else KEEPS
         if state is None or not state.changed():
             before.put_back()
-            return (LEAVES if is_known else KEEPS) if computed.is_kept() else ""
+            return leaves if computed.is_kept() else ""
         after, code = Noted(module), state.again()
         if _is_at_work(code):
             return ""
         before.put_back()
         if not state.changed():  # but for what attributes lead to
             del after, code  # which hold what the call left
-            return (LEAVES if is_known else KEEPS) if computed.is_kept() else ""
+            return leaves if computed.is_kept() else ""
         kept = before if not state.changed(but_caches=True) else after
-        why = ""
         try:
-            if not is_known:
-                why = _why(module, given, before, state)
+            why = _why(module, given, before, state) if not is_known else leaves if says(lambda: _leaves(module, given, code)) else ""
             if why == REMEMBERS:
                 before.put_back()
                 if state.put_back_for_good():
@@ -144,6 +143,16 @@ def _first_call(module: nn.Module, given: Arguments, state: CodeState | None, co
         code.put_back_for_good()
         kept.put_back()
         return why
+
+
+def _leaves(module: nn.Module, given: Arguments, code: CodeState) -> bool:
+    """Whether a call leaves what it computes somewhere beside the places that ``code`` knows; to be asked in a fork."""
+    computed, before = Outliving(given), Noted(module)
+    with computed:
+        answer(module, given)
+    before.put_back()
+    code.put_back_for_good()
+    return computed.is_kept()
 
 
 def _is_at_work(code: CodeState) -> bool:

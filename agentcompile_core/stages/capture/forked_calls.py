@@ -9,7 +9,7 @@ import copy
 import io
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...processes.forked import ForkedCall
+from ...processes.forked import ForkedCall, NothingSaid
 from ...runtime.device import forked_rng
 from .comparison import Arguments, random_inputs, tensors_among
 from .dependence import apart, leaves_of, turned
@@ -64,6 +64,19 @@ def remembers(module: nn.Module, given: Arguments) -> bool | None:
     return False
 
 
+def says(question: Callable[[], bool]) -> bool:
+    """What ``question`` answers in a fork; False, too, where it does not."""
+    def asked() -> bytes:
+        torch.set_num_threads(1)  # threads of the pool are not in a fork
+        return bytes([question()])
+
+    try:
+        with ForkedCall(asked, time.monotonic() + LIMIT_S / CALLS) as fork:
+            return fork.result() == b"\1"
+    except NothingSaid:
+        return False
+
+
 def _answers(module: nn.Module, given: Arguments, before: Sequence[_Alternatives], deadline: float) -> list[list[Any]]:
     """What the module answers to ``given`` in a fork: at once where nothing is ``before``, else behind each of these calls that it takes.
     Empty: the fork does not tell."""
@@ -77,7 +90,7 @@ def _answers(module: nn.Module, given: Arguments, before: Sequence[_Alternatives
 
 
 def _made(module: nn.Module, given: Arguments, before: Sequence[_Alternatives]) -> bytes:
-    torch.set_num_threads(1)  # threads of the pool are not in a fork
+    torch.set_num_threads(1)
     module.eval()
     drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
 
