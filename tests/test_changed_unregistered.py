@@ -85,6 +85,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "tensors, one less": lambda net: net.tensors["in"].pop(),
     "tensors, that change places": lambda net: net.tensors["in"].reverse(),
     "scale": lambda net: net.scale.mul_(4.0),
+    "scale, through its data": lambda net: net.scale.data.fill_(4.0),
+    "tensors, by numpy": lambda net: net.tensors["in"][1].numpy().__setitem__(slice(1, 2), 4.0),
+    "hidden, through the data of a weight": lambda net: net.hidden[0].weight.data.fill_(4.0),
 }
 EQUAL: dict[str, Callable[[Any], Any]] = {
     "weights that are read where they lie": lambda net: net.first.weight.fill_(4.0),
