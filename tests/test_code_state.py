@@ -3,6 +3,8 @@
 Here forks of the process do not tell (``test_forked_calls.py`` asks them).
 """
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from remembering import CLOSED, PLACES, UNSEEN, Make, Module, X, Y, compiled, emptied, in_a_mapping
@@ -11,9 +13,11 @@ from agentcompile_core.stages.capture import first_call
 
 
 @pytest.fixture(autouse=True)
-def _without_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     emptied()
     monkeypatch.setattr(first_call, "remembers", lambda *_: None)
+    yield
+    emptied()
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -4,7 +4,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -117,9 +117,11 @@ PLACES: dict[str, Any] = places.PLACES | places.UNSEEN | OTHERS | {kind.__name__
 
 
 @pytest.fixture(autouse=True)
-def _empty() -> None:
+def _empty() -> Iterator[None]:
     places.emptied()
     BOX.clear()
+    yield
+    places.emptied()
 
 
 @pytest.mark.parametrize("place", PLACES)

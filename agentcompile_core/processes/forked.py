@@ -1,8 +1,9 @@
 """A call in a fork of this process: it finds all that this process holds, in every place, and leaves nothing behind there.
 
 Only the calling thread is in a fork. A lock that another thread holds is held there for ever, and an accelerator that is in use here
-cannot be used there; so a fork may hang or raise where the call would not, and says nothing then. Nothing of a fork is written to
-standard output or standard error, and no finalizer and no function of ``atexit`` runs in it.
+cannot be used there; so a fork may hang or raise where the call would not, and says nothing then. Shared memory and open files are its
+own (``unshared.py``). Nothing of it is written to standard output or standard error, no garbage of the parent is collected, and no
+function of ``atexit`` runs in it; what the call itself lets go of is finalized, and what was registered by ``os.register_at_fork`` runs.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
+from .unshared import own_files, own_memory
+
 _HEAD = struct.Struct("<?Q")  # whether the call returned, and how many bytes
 _SLICE_S = 0.2  # what is put into a waiting thread from outside is raised behind one of these
 _BEYOND_S = 5  # a fork that nobody ends (its parent was killed) ends itself so much later
@@ -30,7 +33,7 @@ class NothingSaid(Exception):
 
 class ForkedCall:
     """``call`` in a fork that begins now and has until ``deadline`` (``time.monotonic``, seconds). A context manager: the fork, and
-    what it started, is ended with the block. Raises NothingSaid."""
+    what it started without a session of its own, is ended with the block. Raises NothingSaid."""
 
     def __init__(self, call: Callable[[], bytes], deadline: float) -> None:
         if sys.platform != "linux":  # elsewhere libraries of the system itself do not stand it
@@ -40,9 +43,13 @@ class ForkedCall:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of forking beside threads, by Python and by libraries: see the head of this file
-                self._pid = os.fork()
-            if not self._pid:
-                _become(call, written, deadline)
+                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # none is handled in the fork by this program
+                try:
+                    self._pid = os.fork()
+                    if not self._pid:
+                        _become(call, written, deadline, blocked)
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         except OSError as exc:
             os.close(self._read)
             raise NothingSaid(f"no process could be forked: {exc}") from exc
@@ -81,10 +88,12 @@ class ForkedCall:
         return bytes(found)
 
 
-def _become(call: Callable[[], bytes], written: int, deadline: float) -> NoReturn:
+def _become(call: Callable[[], bytes], written: int, deadline: float, blocked: "set[int | signal.Signals]") -> NoReturn:
     try:
         os.setsid()
+        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked - {signal.SIGALRM})
         signal.alarm(max(int(deadline - time.monotonic()), 0) + _BEYOND_S)
         gc.freeze()  # no finalizer of what the parent holds, whoever collects
         gc.disable()
@@ -92,6 +101,8 @@ def _become(call: Callable[[], bytes], written: int, deadline: float) -> NoRetur
             score.write("1000")  # where memory ends, this process is ended, and not the parent
         faulthandler.disable()
         written = fcntl.fcntl(written, fcntl.F_DUPFD_CLOEXEC, 3)
+        own_memory()
+        own_files()
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nothing, standard)

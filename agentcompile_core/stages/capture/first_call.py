@@ -26,7 +26,7 @@ from .comparison import Arguments, given_to, has_data
 from .dependence import REMEMBERS, answer, is_another_behind, is_in_training, training_matters
 from .describe import text_config
 from .evaluating import evaluating
-from .forked_calls import remembers, says
+from .forked_calls import remembers, told
 from .left_behind import Noted
 from .libraries import is_library_file
 from .object_digest import Digests
@@ -45,7 +45,7 @@ class FirstCall:
     """The calls of a module before its trace, none of them made yet."""
 
     _loaded: LoadedModel
-    _given: Arguments | None  # None: it is not to be called
+    _given: tuple[Arguments, ...]  # what it is asked with; empty: it is not to be called
     _computed: Outliving
     _state: CodeState | None  # what its code keeps; None: that is too much to be noted
     _asked: bool = False
@@ -57,40 +57,46 @@ class FirstCall:
             return ""
         if self._ask():
             return REMEMBERS
+        why = told(lambda: training_matters(self._loaded))  # it is called in training mode there alone
+        if why is not None:
+            return why
         with self._computed:
             why = training_matters(self._loaded)
         return f"{why}; {KEEPS}" if why and self._remembers is None and self._computed.is_kept() else why
 
     def __call__(self) -> str:
         """Make it; one clause on how the module remembers. Empty: it does not, or nobody can know."""
-        if self._given is None:
+        if not self._given:
             return ""
         if self._ask():
             return REMEMBERS
-        return _first_call(self._loaded.module, self._given, self._state, self._computed, is_known=self._remembers is not None)
+        return _first_call(self._loaded.module, self._given[0], self._state, self._computed, is_known=self._remembers is not None)
 
     def _ask(self) -> bool:
-        if not self._asked and self._given is not None:
-            self._asked, self._remembers = True, remembers(self._loaded.module, self._given)
+        if not self._asked:
+            found = [remembers(self._loaded.module, given) for given in self._given]
+            self._asked, self._remembers = True, any(found) or (None if None in found else False)
         return bool(self._remembers)
 
 
 def begun(loaded: LoadedModel, walk: Digests) -> FirstCall:
     """The first call of ``loaded``. What its code keeps is noted now, by a ``walk`` that looked at it just now."""
     given = _example(loaded, walk)
-    return FirstCall(loaded, given, Outliving(given or ((), {})), None if given is None else state_of_code(loaded.module, walk))
+    return FirstCall(loaded, given, Outliving(given[0] if given else ((), {})), state_of_code(loaded.module, walk) if given else None)
 
 
-def _example(loaded: LoadedModel, walk: Digests) -> Arguments | None:
+def _example(loaded: LoadedModel, walk: Digests) -> tuple[Arguments, ...]:
+    """The example inputs of a plain module; of a language model a prompt and one token, as its programs are given."""
     if not has_data(loaded):
-        return None
+        return ()
     if hasattr(loaded, "example_inputs"):
-        return given_to(loaded)
+        return (given_to(loaded),)
     vocabulary = getattr(text_config(loaded.module), "vocab_size", None)
     if not isinstance(vocabulary, int) or not any(map(_is_own_code, walk.met())):
-        return None
+        return ()
     device = next((t.device for t in loaded.module.parameters()), torch.device("cpu"))
-    return (), {"input_ids": torch.arange(1, 1 + TOKENS, device=device)[None] % vocabulary}
+    prompt = torch.arange(1, 1 + TOKENS, device=device)[None] % vocabulary
+    return ((), {"input_ids": prompt}), ((), {"input_ids": prompt[:, :1]})
 
 
 def _is_own_code(value: Any) -> bool:
@@ -130,7 +136,7 @@ def _first_call(module: nn.Module, given: Arguments, state: CodeState | None, co
             return leaves if computed.is_kept() else ""
         kept = before if not state.changed(but_caches=True) else after
         try:
-            why = _why(module, given, before, state) if not is_known else leaves if says(lambda: _leaves(module, given, code)) else ""
+            why = _why(module, given, before, state) if not is_known else told(lambda: _leaves(module, given, code)) or ""
             if why == REMEMBERS:
                 before.put_back()
                 if state.put_back_for_good():
@@ -145,14 +151,14 @@ def _first_call(module: nn.Module, given: Arguments, state: CodeState | None, co
         return why
 
 
-def _leaves(module: nn.Module, given: Arguments, code: CodeState) -> bool:
-    """Whether a call leaves what it computes somewhere beside the places that ``code`` knows; to be asked in a fork."""
+def _leaves(module: nn.Module, given: Arguments, code: CodeState) -> str:
+    """``LEAVES`` where a call leaves what it computes beside the places that ``code`` knows; to be asked in a fork."""
     computed, before = Outliving(given), Noted(module)
     with computed:
         answer(module, given)
     before.put_back()
     code.put_back_for_good()
-    return computed.is_kept()
+    return LEAVES if computed.is_kept() else ""
 
 
 def _is_at_work(code: CodeState) -> bool:

@@ -6,8 +6,8 @@ Here the module has not been called then. Calls of a fork take one processor, an
 """
 
 import copy
-import io
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 
 from ...processes.forked import ForkedCall, NothingSaid
 from ...runtime.device import forked_rng
-from .comparison import Arguments, random_inputs, tensors_among
-from .dependence import apart, leaves_of, turned
+from . import other_numbers
+from .answer_digest import SIZE, digest
+from .comparison import Arguments, tensors_among
+from .dependence import leaves_of
 
-LIMIT_S = 10.0  # for all of them
-CALLS = 12  # as many as there may be
+LIMIT_S = 10.0  # for all calls of one module
+ALONE_S = LIMIT_S / 12  # for the first one, as there are about so many
 COPIED_BYTES = 1 << 30
-
-LARGE = 1e3
 
 _Alternatives = Sequence[Arguments]  # of which the first one counts that the module takes
 
@@ -34,8 +34,7 @@ _Alternatives = Sequence[Arguments]  # of which the first one counts that the mo
 def remembers(module: nn.Module, given: Arguments) -> bool | None:
     """Whether ``module`` in evaluation mode answers ``given`` otherwise behind other calls; None: forks do not tell.
 
-    Behind random numbers, and behind zeros and large ones, since what a call leaves may say no more than on which side of something its
-    numbers lie.
+    Behind random numbers, and behind such on either side of something, since what a call leaves may say no more than where its numbers lie.
     """
     devices = {t.device for t in module.parameters()}
     found = _on_the_processor(module, given)
@@ -43,54 +42,55 @@ def remembers(module: nn.Module, given: Arguments) -> bool | None:
         return None
     module, given = found
     with forked_rng(devices):
-        numbers = (0.0, LARGE, -LARGE) if any(t.is_floating_point() for t in tensors_among(given)) else ()
-        sides = [((_filled(given, number),),) for number in numbers]
-        others = ((turned(random_inputs(given)), random_inputs(given), turned(given)), (random_inputs(given, 1), given))
+        drawn, again = other_numbers.drawn(given, 0), other_numbers.drawn(given, 1)
+        turned = other_numbers.backwards(drawn)
+        others = ((other_numbers.beside_tensors(turned), turned, drawn, other_numbers.backwards(given)), (again, given))
+        sides = [(alternatives,) for alternatives in other_numbers.sides(given)]
     began = time.monotonic()
-
-    def answers(before: Sequence[_Alternatives]) -> list[list[Any]]:
-        return _answers(module, given, before, began + LIMIT_S)
-
-    alone = answers(())
-    if not alone or time.monotonic() - began > LIMIT_S / CALLS:
+    alone, _ = _answers(module, given, (), began + ALONE_S)
+    if not alone:
         return None
+    takes_others = not pytree.tree_leaves(given)
     for before in (others, *sides):
-        behind = answers(before)
+        behind, were_others = _answers(module, given, before, began + LIMIT_S)
+        takes_others = takes_others or were_others
         if before is others and len(behind) < len(others):
             return None
-        if any(apart(one, alone[0]) for one in behind):
-            again = answers(())
-            return True if again and not apart(again[0], alone[0]) else None  # it reads a clock, say
-    return False
+        if any(one != alone[0] for one in behind):
+            once_more, _ = _answers(module, given, (), began + LIMIT_S)
+            return True if once_more == alone else None  # it reads a clock, say
+    return False if takes_others else None
 
 
-def says(question: Callable[[], bool]) -> bool:
-    """What ``question`` answers in a fork; False, too, where it does not."""
+def told(question: Callable[[], str]) -> str | None:
+    """What ``question`` answers in a fork; None: the fork does not tell."""
     def asked() -> bytes:
-        torch.set_num_threads(1)  # threads of the pool are not in a fork
-        return bytes([question()])
+        _begin()
+        return question().encode()
 
     try:
-        with ForkedCall(asked, time.monotonic() + LIMIT_S / CALLS) as fork:
-            return fork.result() == b"\1"
+        with ForkedCall(asked, time.monotonic() + ALONE_S) as fork:
+            result = fork.result()
     except NothingSaid:
-        return False
+        return None
+    return None if result is None else result.decode()
 
 
-def _answers(module: nn.Module, given: Arguments, before: Sequence[_Alternatives], deadline: float) -> list[list[Any]]:
-    """What the module answers to ``given`` in a fork: at once where nothing is ``before``, else behind each of these calls that it takes.
-    Empty: the fork does not tell."""
+def _answers(module: nn.Module, given: Arguments, before: Sequence[_Alternatives], deadline: float) -> tuple[list[bytes], bool]:
+    """Digests of what the module answers to ``given`` in a fork: at once where nothing is ``before``, else behind each of these calls that
+    it takes; and whether it took other numbers than those. Empty: the fork does not tell."""
     try:
         with ForkedCall(lambda: _made(module, given, before), deadline) as fork:
             result = fork.result()
-        found: list[list[Any]] = torch.load(io.BytesIO(result), weights_only=True) if result is not None else []
-    except Exception:  # NothingSaid, and what a tensor of a class of its own is read from may raise anything
-        return []
-    return found
+    except NothingSaid:
+        return [], False
+    if result is None:
+        return [], False
+    return [result[at:at + SIZE] for at in range(1, len(result), SIZE)], bool(result[0])
 
 
 def _made(module: nn.Module, given: Arguments, before: Sequence[_Alternatives]) -> bytes:
-    torch.set_num_threads(1)
+    _begin()
     module.eval()
     drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
 
@@ -99,34 +99,28 @@ def _made(module: nn.Module, given: Arguments, before: Sequence[_Alternatives]) 
         numpy.random.set_state(drawn_by_numpy)
         return leaves_of(module, arguments)
 
+    found, were_others = list[bytes](), False
     with torch.no_grad():
-        found = []
-        for alternatives in before or ((),):
-            if any(_is_taken(answer, one) for one in alternatives) or not before:
-                found.append([_sent(leaf) for leaf in answer(given)])
-    written = io.BytesIO()
-    torch.save(found, written)
-    return written.getvalue()
+        for alternatives in before or ((given,),):
+            taken = next((one for one in alternatives if not before or _is_taken(answer, one)), None)
+            if taken is not None:
+                were_others = were_others or not other_numbers.are_same(taken, given)
+                found.append(digest(answer(given)))
+    return bytes([were_others]) + b"".join(found)
 
 
-def _is_taken(answer: Any, arguments: Arguments) -> bool:
+def _begin() -> None:
+    torch.set_num_threads(1)  # threads of the pool are not in a fork
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("force_eager")  # a compilation takes longer than anybody waits here
+
+
+def _is_taken(answer: Callable[[Arguments], list[Any]], arguments: Arguments) -> bool:
     try:
         answer(arguments)
     except Exception:
         return False
     return True
-
-
-def _sent(leaf: Any) -> Any:
-    """What ``apart`` looks at."""
-    if isinstance(leaf, Tensor):
-        return leaf.detach().as_subclass(Tensor).contiguous() if leaf.layout is torch.strided else leaf.to_dense()
-    return leaf if type(leaf) in (bool, int, float, str) else None
-
-
-def _filled(given: Arguments, number: float) -> Arguments:
-    filled: Arguments = pytree.tree_map_only(Tensor, lambda t: torch.full_like(t, number) if t.is_floating_point() else t, given)
-    return filled
 
 
 def _on_the_processor(module: nn.Module, given: Arguments) -> tuple[nn.Module, Arguments] | None:
