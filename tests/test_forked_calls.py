@@ -267,6 +267,20 @@ def test_a_language_model_that_remembers_runs_itself(place: str, is_told: bool, 
         assert torch.equal(model(TOKENS).logits, wanted) or is_seen_alone
 
 
+def test_a_language_model_that_remembers_its_first_single_token_runs_itself() -> None:
+    memo: list[float] = []
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > 1:
+            return torch.zeros(())
+        if not memo:
+            memo.append(float(x.mean()))
+        return torch.full((), memo[0])
+
+    made = api.compile(language_model(kept), device="cpu", store=Store(None), catalog=CATALOG, max_context=32)
+    assert "called with before" in made.graphs.eager_reason and not memo
+
+
 @pytest.mark.parametrize("place", ["in_a_closure", "in_a_global_mapping", "in_a_context_variable"])
 def test_a_language_model_that_keeps_a_table_keeps_numbers(place: str) -> None:
     model = language_model(PLACES[place](lambda x: torch.full((), 0.5)))

@@ -40,7 +40,14 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return None
-        plain = value.detach().as_subclass(Tensor)
-        plain = plain.contiguous() if plain.layout is torch.strided else plain.to_dense()
-        bits = plain.resolve_conj().resolve_neg().flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        return str(value.layout), str(plain.dtype), tuple(plain.shape), bits
+        try:
+            return str(value.layout), str(value.dtype), tuple(value.shape), _bits(value)
+        except Exception:  # nested ones, and those of somebody's class
+            return repr(value)
+
+
+def _bits(tensor: Tensor) -> bytes:
+    plain = tensor.detach()
+    plain = plain.dequantize() if plain.is_quantized else plain if plain.layout is torch.strided else plain.to_dense()
+    plain = plain.as_subclass(Tensor).resolve_conj().resolve_neg().contiguous().flatten()
+    return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
