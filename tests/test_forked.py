@@ -115,6 +115,28 @@ def test_who_waits_may_be_stopped_and_nobody_stays() -> None:
     assert not is_there(pids[0])
 
 
+def test_who_is_stopped_while_a_fork_begins_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids, fork, descriptors = list[int](), os.fork, len(os.listdir("/proc/self/fd"))
+
+    def stopped() -> int:
+        pids.append(fork())
+        if pids[0]:
+            signal.raise_signal(signal.SIGUSR1)
+        return pids[0]
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("mine")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    monkeypatch.setattr(os, "fork", stopped)
+    try:
+        with pytest.raises(TimeoutError, match="mine"):
+            asked(lambda: time.sleep(60) or b"")  # type: ignore[func-returns-value]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not is_there(pids[0]) and len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def test_a_program_that_reaps_every_child_gets_its_answers() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

@@ -38,34 +38,45 @@ class ForkedCall:
     def __init__(self, call: Callable[[], bytes], deadline: float) -> None:
         if sys.platform != "linux":  # elsewhere libraries of the system itself do not stand it
             raise NothingSaid("no process is forked on this system")
-        self._deadline = deadline
-        self._read, written = os.pipe()
+        self._deadline, self._pid = deadline, 0
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of forking beside threads, by Python and by libraries: see the head of this file
-                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # none is handled in the fork by this program
-                try:
-                    self._pid = os.fork()
-                    if not self._pid:
-                        _become(call, written, deadline, blocked)
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            self._read, self._written = os.pipe()
         except OSError as exc:
-            os.close(self._read)
             raise NothingSaid(f"no process could be forked: {exc}") from exc
-        finally:
-            os.close(written)
+        try:
+            self._fork(call)
+        except BaseException:  # a signal's, too
+            self.__exit__()
+            raise
+
+    def _fork(self, call: Callable[[], bytes]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of forking beside threads, by Python and by libraries: see the head of this file
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # none is handled in the fork by this program
+            try:
+                self._pid = os.fork()
+                if not self._pid:
+                    _become(call, self._written, self._deadline, blocked)
+            except OSError as exc:
+                raise NothingSaid(f"no process could be forked: {exc}") from exc
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(self._written)
+        self._written = -1
 
     def __enter__(self) -> "ForkedCall":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for kill in (os.kill, os.killpg):  # it may not lead its group yet, and what it started belongs to that
-            with contextlib.suppress(OSError):
-                kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # somebody reaps every child of this process
-            os.waitpid(self._pid, 0)
-        os.close(self._read)
+        if self._pid:
+            for kill in (os.kill, os.killpg):  # it may not lead its group yet, and what it started belongs to that
+                with contextlib.suppress(OSError):
+                    kill(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # somebody reaps every child of this process
+                os.waitpid(self._pid, 0)
+        for descriptor in (self._read, self._written):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def result(self) -> bytes | None:
         """What the call returned; None: it raised. Raises NothingSaid."""
@@ -106,6 +117,7 @@ def _become(call: Callable[[], bytes], written: int, deadline: float, blocked: "
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nothing, standard)
+        held = sys.stdout, sys.stderr  # noqa: F841 - what these hold is written by the parent, and not where they end
         sys.stdout = sys.stderr = os.fdopen(nothing, "w")  # those of notebooks write elsewhere
         try:
             has_returned, found = True, call()
