@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy
 import pytest
-import remembering as places
 import torch
 import transformers
+from remembering import CATALOG, LAST, UNSEEN, VARIABLE, Make, Module, X, Y, compiled, emptied, in_a_context_variable, in_a_mapping
+from remembering import CLOSED as OPAQUE
+from remembering import PLACES as REMEMBERING
 from torch import nn
 
 from agentcompile_core import api
 from agentcompile_core.stages.capture import first_call, forked_calls
 from agentcompile_core.store import Store
 
-CATALOG, X, Y, compiled = places.CATALOG, places.X, places.Y, places.compiled
-Make = Callable[[torch.Tensor], torch.Tensor]
 BOX: dict[str, Any] = {}
 
 
@@ -36,18 +36,18 @@ def as_numbers_of_numpy(make: Make) -> Make:
 
 def as_a_number(make: Make) -> Make:
     def kept(x: torch.Tensor) -> torch.Tensor:
-        if places.VARIABLE.get(None) is None:
-            places.VARIABLE.set(float(make(x)))  # type: ignore[arg-type]
-        return torch.full((), places.VARIABLE.get())  # type: ignore[arg-type]
+        if VARIABLE.get(None) is None:
+            VARIABLE.set(float(make(x)))  # type: ignore[arg-type]
+        return torch.full((), VARIABLE.get())  # type: ignore[arg-type]
 
     return kept
 
 
 def as_a_side_of_a_branch(make: Make) -> Make:
     def kept(x: torch.Tensor) -> torch.Tensor:
-        if places.VARIABLE.get(None) is None:
-            places.VARIABLE.set(torch.ones(()) if make(x) > 0.5 else torch.zeros(()))
-        return places.VARIABLE.get()
+        if VARIABLE.get(None) is None:
+            VARIABLE.set(torch.ones(()) if make(x) > 0.5 else torch.zeros(()))
+        return VARIABLE.get()
 
     return kept
 
@@ -58,19 +58,19 @@ def written_into_a_literal(make: Make) -> Make:
         memo += make(x)
         return memo
 
-    return places.in_a_context_variable(made)
+    return in_a_context_variable(made)
 
 
 def as_a_sparse_tensor(make: Make) -> Make:
-    return places.in_a_context_variable(lambda x: make(x).reshape(1, 1).to_sparse().to_dense()[0, 0])
+    return in_a_context_variable(lambda x: make(x).reshape(1, 1).to_sparse().to_dense()[0, 0])
 
 
 def as_a_deep_copy(make: Make) -> Make:
-    return places.in_a_context_variable(lambda x: copy.deepcopy(make(x)))
+    return in_a_context_variable(lambda x: copy.deepcopy(make(x)))
 
 
 def beside_a_flag(make: Make) -> Make:
-    inner = places.in_a_context_variable(make)
+    inner = in_a_context_variable(make)
 
     def kept(x: torch.Tensor) -> torch.Tensor:
         BOX["was here"] = True
@@ -92,7 +92,7 @@ def by_another_thread(make: Make) -> Make:
 
 
 def beside_an_operator_of_higher_order(make: Make) -> Make:
-    inner = places.in_a_context_variable(make)
+    inner = in_a_context_variable(make)
 
     def kept(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 1e9, lambda x: x * 2, lambda x: x * 1, (inner(x),))
@@ -102,9 +102,9 @@ def beside_an_operator_of_higher_order(make: Make) -> Make:
 
 def as_a_mean_that_moves(make: Make) -> Make:
     def kept(x: torch.Tensor) -> torch.Tensor:
-        before = places.VARIABLE.get(None)
-        places.VARIABLE.set(make(x) if before is None else 0.5 * before + 0.5 * make(x))
-        return places.VARIABLE.get()
+        before = VARIABLE.get(None)
+        VARIABLE.set(make(x) if before is None else 0.5 * before + 0.5 * make(x))
+        return VARIABLE.get()
 
     return kept
 
@@ -112,21 +112,21 @@ def as_a_mean_that_moves(make: Make) -> Make:
 OTHERS: dict[str, Any] = {made.__name__: made for made in (
     as_numbers_of_numpy, as_a_number, as_a_side_of_a_branch, written_into_a_literal, as_a_sparse_tensor, as_a_deep_copy, beside_a_flag,
     by_another_thread, beside_an_operator_of_higher_order, as_a_mean_that_moves)}
-CLOSED = {kind: lambda make, kind=kind: places.in_a_mapping(kind())(make) for kind in places.CLOSED.values()}
-PLACES: dict[str, Any] = places.PLACES | places.UNSEEN | OTHERS | {kind.__name__: made for kind, made in CLOSED.items()}
+CLOSED = {kind: lambda make, kind=kind: in_a_mapping(kind())(make) for kind in OPAQUE.values()}
+PLACES: dict[str, Any] = REMEMBERING | UNSEEN | OTHERS | {kind.__name__: made for kind, made in CLOSED.items()}
 
 
 @pytest.fixture(autouse=True)
 def _empty() -> Iterator[None]:
-    places.emptied()
+    emptied()
     BOX.clear()
     yield
-    places.emptied()
+    emptied()
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_remembers_runs_itself_and_was_not_called_yet(place: str) -> None:
-    made = compiled(places.Module(PLACES[place](torch.Tensor.mean)).eval())
+    made = compiled(Module(PLACES[place](torch.Tensor.mean)).eval())
     assert "called with before" in made.graphs.eager_reason
     kept = torch.ones(()) if place == "as_a_side_of_a_branch" else Y.mean()
     assert torch.allclose(made(Y), Y - kept)
@@ -135,7 +135,7 @@ def test_what_remembers_runs_itself_and_was_not_called_yet(place: str) -> None:
 
 @pytest.mark.parametrize("place", ["in_a_closure", "in_a_context_variable", "as_a_number"])
 def test_what_remembers_is_said_of_a_module_in_training_mode_too(place: str) -> None:
-    module = nn.Sequential(places.Module(PLACES[place](torch.Tensor.mean)), nn.Dropout(0.5))
+    module = nn.Sequential(Module(PLACES[place](torch.Tensor.mean)), nn.Dropout(0.5))
     made = compiled(module.train())
     assert "called with before" in made.graphs.eager_reason
     module.eval()
@@ -147,7 +147,7 @@ NO_GRAPHS = ("in_a_generator", "beside_an_operator_of_higher_order", "as_numbers
 
 @pytest.mark.parametrize("place", [name for name in PLACES if name not in NO_GRAPHS])
 def test_what_every_call_makes_alike_is_compiled(place: str) -> None:
-    module = places.Module(PLACES[place](lambda x: torch.full((), float(x.shape[-1]))))
+    module = Module(PLACES[place](lambda x: torch.full((), float(x.shape[-1]))))
     made = compiled(module)
     assert not made.graphs.eager_reason, made.graphs.eager_reason
     assert torch.equal(made(Y), module(Y))
@@ -155,34 +155,34 @@ def test_what_every_call_makes_alike_is_compiled(place: str) -> None:
 
 def test_what_is_left_for_somebody_to_read_is_left_by_later_calls_too() -> None:
     def left(x: torch.Tensor) -> torch.Tensor:
-        places.VARIABLE.set(x.mean())
-        return places.VARIABLE.get() * 2
+        VARIABLE.set(x.mean())
+        return VARIABLE.get() * 2
 
-    made = compiled(places.Module(left))
+    made = compiled(Module(left))
     assert "leaves what it computes" in made.graphs.eager_reason
-    assert torch.allclose(made(Y), Y - 2 * Y.mean()) and places.VARIABLE.get() == Y.mean()
+    assert torch.allclose(made(Y), Y - 2 * Y.mean()) and VARIABLE.get() == Y.mean()
 
 
-@pytest.mark.parametrize("beside", [lambda x: BOX.setdefault("table", torch.ones(3)), lambda x: places.LAST.__setitem__(slice(None), [x])])
+@pytest.mark.parametrize("beside", [lambda x: BOX.setdefault("table", torch.ones(3)), lambda x: LAST.__setitem__(slice(None), [x])])
 def test_what_is_left_beside_what_code_keeps_is_seen_too(beside: Callable[[torch.Tensor], None]) -> None:
     def left(x: torch.Tensor, is_said: bool) -> torch.Tensor:
         beside(x)
         if is_said:
-            places.VARIABLE.set(x.mean())
+            VARIABLE.set(x.mean())
         return x
 
-    assert "leaves what it computes" in compiled(places.Module(lambda x: left(x, True))).graphs.eager_reason
-    assert "leaves what it computes" not in compiled(places.Module(lambda x: left(x, False))).graphs.eager_reason
+    assert "leaves what it computes" in compiled(Module(lambda x: left(x, True))).graphs.eager_reason
+    assert "leaves what it computes" not in compiled(Module(lambda x: left(x, False))).graphs.eager_reason
 
 
 def test_what_is_given_back_within_a_call_is_compiled() -> None:
     def scratch(x: torch.Tensor) -> torch.Tensor:
-        before = places.VARIABLE.set(x.mean())
-        found = places.VARIABLE.get() * 2
-        places.VARIABLE.reset(before)
+        before = VARIABLE.set(x.mean())
+        found = VARIABLE.get() * 2
+        VARIABLE.reset(before)
         return found
 
-    made = compiled(places.Module(scratch))
+    made = compiled(Module(scratch))
     assert not made.graphs.eager_reason, made.graphs.eager_reason
     assert torch.allclose(made(Y), Y - 2 * Y.mean())
 
@@ -194,7 +194,7 @@ def test_what_says_how_often_it_was_called_runs_itself() -> None:
         calls.append(1)
         return torch.full((), float(len(calls)))
 
-    assert "called with before" in compiled(places.Module(kept)).graphs.eager_reason
+    assert "called with before" in compiled(Module(kept)).graphs.eager_reason
     assert not calls
 
 
@@ -208,7 +208,7 @@ def test_a_call_that_hangs_in_a_fork_alone_is_asked_about_otherwise(monkeypatch:
         return x.mean()
 
     began = time.monotonic()
-    made = compiled(places.Module(kept))
+    made = compiled(Module(kept))
     assert not made.graphs.eager_reason and time.monotonic() - began < 30
 
 
@@ -216,7 +216,7 @@ def test_random_numbers_are_drawn_as_if_nobody_had_asked() -> None:
     torch.manual_seed(3)
     wanted = torch.rand(3)
     torch.manual_seed(3)
-    compiled(places.Module(torch.Tensor.mean))
+    compiled(Module(torch.Tensor.mean))
     assert torch.equal(torch.rand(3), wanted)
 
 
@@ -243,7 +243,7 @@ def language_model(kept: Make) -> Any:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=37)).eval()
-    model.model.layers[1].mlp = nn.Sequential(places.Module(kept), model.model.layers[1].mlp)
+    model.model.layers[1].mlp = nn.Sequential(Module(kept), model.model.layers[1].mlp)
     return model
 
 
@@ -258,7 +258,7 @@ def test_a_language_model_that_remembers_runs_itself(place: str, is_told: bool, 
         monkeypatch.setattr(first_call, "remembers", lambda *_: None)
     with torch.no_grad():
         wanted = language_model(PLACES[place](torch.Tensor.mean))(TOKENS).logits
-    places.emptied()
+    emptied()
     model = language_model(PLACES[place](torch.Tensor.mean))
     made = api.compile(model, device="cpu", store=Store(None), catalog=CATALOG, max_context=32)
     is_seen_alone = not is_told and place == "in_a_context_variable"
