@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -238,6 +239,23 @@ def test_a_module_elsewhere_is_asked_as_a_copy(monkeypatch: pytest.MonkeyPatch) 
     assert moved and not module.memo
 
 
+def test_training_mode_is_tried_here_where_forks_cannot_call_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_calls, "ALONE_S", 0.0)
+    assert "training mode" in compiled(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))).graphs.eager_reason
+    monkeypatch.undo()
+    here = os.getpid()
+
+    class Here(nn.Module):  # as on an accelerator
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if os.getpid() != here:
+                raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+            return nn.functional.dropout(x, training=self.training)
+
+    monkeypatch.setattr(first_call, "remembers", lambda *_: False)
+    monkeypatch.setattr(first_call, "lie_on_the_processor", lambda *_: False)
+    assert "training mode" in compiled(Here()).graphs.eager_reason
+
+
 def language_model(kept: Make) -> Any:
     """A tiny Llama, one part of which subtracts what ``kept`` gives for its argument."""
     torch.manual_seed(0)
@@ -318,3 +336,5 @@ def test_a_module_on_the_device_is_asked(dtype: torch.dtype) -> None:
     assert asked(as_a_number(torch.Tensor.mean)) is True
     assert asked(lambda x: x - torch.zeros(1, device="cuda").to(x)) is None
     assert torch.equal(x.cpu(), X.to(dtype))
+    module = nn.Sequential(nn.Linear(4, 4, device="cuda", dtype=dtype), nn.Dropout(0.5))
+    assert "training mode" in api.compile(module, store=Store(None), catalog=CATALOG, example_inputs=(x,)).graphs.eager_reason

@@ -26,7 +26,7 @@ from .comparison import Arguments, given_to, has_data
 from .dependence import REMEMBERS, answer, is_another_behind, is_in_training, training_matters
 from .describe import text_config
 from .evaluating import evaluating
-from .forked_calls import remembers, told
+from .forked_calls import lie_on_the_processor, remembers, told
 from .left_behind import Noted
 from .libraries import is_library_file
 from .object_digest import Digests
@@ -57,9 +57,10 @@ class FirstCall:
             return ""
         if self._ask():
             return REMEMBERS
-        why = told(lambda: training_matters(self._loaded))  # it is called in training mode there alone
-        if why is not None:
-            return why
+        if self._remembers is False and lie_on_the_processor(self._loaded.module, self._given[0]):
+            why = told(lambda: training_matters(self._loaded))  # it is called in training mode there alone
+            if why is not None:
+                return why
         with self._computed:
             why = training_matters(self._loaded)
         return f"{why}; {KEEPS}" if why and self._remembers is None and self._computed.is_kept() else why

@@ -123,16 +123,25 @@ def _is_taken(answer: Callable[[Arguments], list[Any]], arguments: Arguments) ->
     return True
 
 
+def lie_on_the_processor(module: nn.Module, given: Arguments) -> bool:
+    """Whether what a call is given lies where forks can use it."""
+    return all(tensor.device.type == "cpu" for tensor in (*_tensors_of(module), *tensors_among(given)))
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    held = [value for part in module.modules() for values in (part._parameters, part._buffers, vars(part)) for value in values.values()]
+    return list({id(value): value for value in held if isinstance(value, Tensor)}.values())
+
+
 def _on_the_processor(module: nn.Module, given: Arguments) -> tuple[nn.Module, Arguments] | None:
     """The module and its arguments where they lie in the memory of the processor, else copies there; None: there can be none."""
-    held = [value for part in module.modules() for values in (part._parameters, part._buffers, vars(part)) for value in values.values()]
-    tensors = {id(value): value for value in held if isinstance(value, Tensor)}
-    if all(tensor.device.type == "cpu" for tensor in (*tensors.values(), *tensors_among(given))):
+    if lie_on_the_processor(module, given):
         return module, given
-    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > COPIED_BYTES:
+    tensors = _tensors_of(module)
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors) > COPIED_BYTES:
         return None
     try:
-        there = copy.deepcopy(module, {at: _moved(tensor) for at, tensor in tensors.items()})
+        there = copy.deepcopy(module, {id(tensor): _moved(tensor) for tensor in tensors})
         return there, pytree.tree_map_only(Tensor, Tensor.cpu, given)
     except Exception:  # a module may hold what cannot be copied
         return None
