@@ -25,7 +25,7 @@ demo: setup
 
 # Each process computes on a thread of its own: operators of tiny models take longer to deal out than to run. Threads that wait for each
 # other give the core to others; torch asks for huge pages. Slow files come first. A fifth of the time a test waits, mostly for a child:
-# on two cores and from a fresh clone three processes of 1.5 GB take 15:30 where two take 15:54.
+# on two cores and from a fresh clone three processes of 1.5 GB took 15:30 to 17:50, where two took 15:54 once: a gain is not shown.
 test: setup
 	AGENTCOMPILE_STRICT=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE THP_MEM_ALLOC_ENABLE=1 $(BIN)/python -m pytest $(TESTS) -q -p no:cacheprovider -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
