@@ -1,6 +1,8 @@
 """What identifies a model does not depend on the folder that a program runs in: a bundle made in one is loaded in another."""
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,3 +90,21 @@ def test_code_without_a_file_is_no_library_even_inside_of_one(filename: str) -> 
     with within(str(Path(str(torch.__file__)).parent)):
         libraries.is_library_file.cache_clear()
         assert not libraries.is_library_file(filename)
+
+
+def test_what_identifies_a_model_is_the_same_behind_a_compile_by_torch() -> None:
+    """torch's compiler puts functions of its own around two of ``Module``; one of somebody else's counts as before."""
+    program = """
+import torch, transformers
+from test_identity_anywhere import Calls, CONFIG, of
+models = [Calls(torch.tanh), transformers.LlamaForCausalLM(CONFIG)]
+before = [of(model) for model in models]
+torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2))
+assert torch.nn.Module.__init__.__qualname__.startswith("install_generation_tagging_init"), "torch does so no more"
+print([of(model) for model in models] == before)
+within = torch.nn.Module.__init__.__closure__[0].cell_contents
+torch.nn.Module.__init__.__closure__[0].cell_contents = lambda self, *args: within(self, *args)
+print([of(model) for model in models] == before)
+"""
+    said = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["True", "False"]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import torch
 import transformers
+from torch import nn
 
 from ...runtime.installed_packages import (
     VERSIONED,
@@ -29,6 +30,9 @@ PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, ty
 _AROUND = (FunctionType, MethodType, type, functools.partial, functools.partialmethod, functools._lru_cache_wrapper)
 # What transformers puts into torch's Module as any model gets random weights: the same class as before, for whoever does not ask for it.
 _PUT_THERE = frozenset({"smart_apply"})
+# What torch puts around its own Module's as soon as anything was compiled by it, and the name by which it knows: they note who was made.
+_AROUND_ITS_OWN = ("torch._dynamo.mutation_guard", "install_generation_tagging_init.<locals>.")
+_TOLD_BY = "___needs_generation_tag_patch"
 
 
 @cache
@@ -147,11 +151,20 @@ def is_native(cls: type, name: str, value: Any) -> bool:
     function = function_of(value)
     if name in _PUT_THERE and type(function) is FunctionType and is_library_function(function):
         return True
+    if cls is nn.Module and (name == _TOLD_BY or _is_around_its_own(name, function)):
+        return True
     if type(function) is FunctionType:
         code, home = function.__code__, getattr(sys.modules.get(cls.__module__), "__file__", None)
         same = code.co_filename == home and code.co_qualname == f"{cls.__qualname__}.{name}"
         return same and code.co_freevars in ((), ("__class__",))
     return not isinstance(function, PLAIN) and not is_foreign(function)
+
+
+def _is_around_its_own(name: str, function: Any) -> bool:
+    if type(function) is not FunctionType or function.__module__ != _AROUND_ITS_OWN[0] or not is_library_function(function):
+        return False
+    within = [cell.cell_contents for cell in function.__closure__ or ()]
+    return function.__code__.co_qualname.startswith(_AROUND_ITS_OWN[1]) and all(is_native(nn.Module, name, one) for one in within)
 
 
 def changed_names(module: ModuleType) -> list[str]:
